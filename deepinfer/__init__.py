@@ -1,0 +1,1 @@
+"""DeepInfer: a compiler-driven inference engine for DeepSeek-V4.1-Flash."""

@@ -1,0 +1,150 @@
+"""Graphs: immutable ordered nodes over typed values, and the Builder that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepinfer.errors import IRError
+from deepinfer.ir.op import Attrs, Op
+from deepinfer.ir.types import Kind, TensorType, Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One use of an op; ``loc`` says where in the model it stands."""
+
+    op: Op
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    attrs: Attrs
+    loc: str
+
+    def writes(self) -> tuple[Value, ...]:
+        return tuple(self.inputs[i] for i in self.op.written())
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A phase of the model in SSA form; list order is execution order.
+
+    Args:
+        name: the phase ("prefill", "decode", "verify", "draft").
+        inputs: all INPUT, WEIGHT and STATE values, in order of declaration.
+        nodes: the nodes in execution order.
+        outputs: the values handed back by a step.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+
+    def of_kind(self, kind: Kind) -> tuple[Value, ...]:
+        return tuple(v for v in self.inputs if v.kind is kind)
+
+    def values(self) -> Iterator[Value]:
+        """Every value, in order of definition."""
+        yield from self.inputs
+        for node in self.nodes:
+            yield from node.outputs
+
+    def value(self, name: str) -> Value:
+        for v in self.values():
+            if v.name == name:
+                return v
+        raise IRError(f"no value '{name}'", where=f"graph {self.name}",
+                      next="list the names with `deepinfer inspect graph`")
+
+
+_current: ContextVar[Builder | None] = ContextVar("deepinfer_builder", default=None)
+
+
+@dataclass(slots=True)
+class Builder:
+    """Collects the nodes of one graph; use it as ``with Builder("prefill") as b:``."""
+
+    name: str
+    inputs: dict[str, Value] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    _names: dict[str, int] = field(default_factory=dict)
+    _scope: list[str] = field(default_factory=list)
+    _token: Any = None
+
+    def __enter__(self) -> Builder:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _current.reset(self._token)
+
+    @staticmethod
+    def current() -> Builder:
+        """The open builder of this context."""
+        builder = _current.get()
+        if builder is None:
+            raise IRError("an op was called on values outside a Builder",
+                          next="wrap the code in `with Builder(name) as b:`")
+        return builder
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Names and locations of the nodes added inside start with ``name``."""
+        self._scope.append(name)
+        try:
+            yield
+        finally:
+            self._scope.pop()
+
+    def _declare(self, name: str, type: TensorType, kind: Kind) -> Value:
+        if name in self.inputs:
+            old = self.inputs[name]
+            if old.type != type or old.kind is not kind:
+                raise IRError(f"'{name}' was declared as {old.kind.value} {old.type}, "
+                              f"now as {kind.value} {type}", where=f"graph {self.name}",
+                              next="declare it once")
+            return old
+        self.inputs[name] = Value(name, type, kind)
+        return self.inputs[name]
+
+    def input(self, name: str, type: TensorType) -> Value:
+        return self._declare(name, type, Kind.INPUT)
+
+    def weight(self, name: str, type: TensorType) -> Value:
+        return self._declare(name, type, Kind.WEIGHT)
+
+    def state(self, name: str, type: TensorType) -> Value:
+        return self._declare(name, type, Kind.STATE)
+
+    def add(self, op: Op, operands: Sequence[Value], attrs: Attrs, name: str | None) -> Any:
+        """Append a node; returns its output value, or a tuple of them (or None)."""
+        loc = ".".join(self._scope)
+        for operand in operands:
+            if not isinstance(operand, Value):
+                raise IRError(f"operand {operand!r} is not a value", where=f"op {op.name} at {loc}",
+                              next="declare constants as weights or attributes")
+        types = op.infer(tuple(v.type for v in operands), attrs)
+        stem = self._unique(".".join([*self._scope, name or op.name]))
+        many = len(types) > 1
+        outputs = tuple(
+            Value(f"{stem}.{o.name}" if many else stem, t, Kind.TEMP)
+            for o, t in zip(op.signature.outputs, types, strict=True)
+        )
+        self.nodes.append(Node(op, tuple(operands), outputs, attrs, loc))
+        return None if not outputs else outputs if many else outputs[0]
+
+    def _unique(self, stem: str) -> str:
+        n = self._names.get(stem, 0)
+        self._names[stem] = n + 1
+        return stem if n == 0 else f"{stem}.{n}"
+
+    def graph(self, outputs: Sequence[Value]) -> Graph:
+        """The finished graph, verified."""
+        from deepinfer.ir.verify import verify
+
+        made = Graph(self.name, tuple(self.inputs.values()), tuple(self.nodes), tuple(outputs))
+        verify(made)
+        return made

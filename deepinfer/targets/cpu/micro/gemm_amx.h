@@ -1,0 +1,156 @@
+// AMX level: TDPBF16PS on tiles of 16 rows, 32 k and 16 columns. One instruction is one K block of
+// the contract order; it flushes denormals by itself. Weights of other formats are first widened
+// to a bf16 tile on the stack, with AVX-512.
+#pragma once
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "gemm_tile.h"
+
+namespace di_gemm {
+namespace {
+
+enum : int { kTileRows = 16, kTileBytes = 64, kMaxTiles = 4 };
+
+// Tile registers: 0..3 accumulators of up to 64 rows, 4 their rows of A, 5 the weights, 6 and 7 the
+// accumulator and the rows of A of a last, shorter row block. Fields as LDTILECFG reads them.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  explicit TileConfig(int tail_rows) {
+    for (int t = 0; t < 8; ++t) {
+      row_bytes[t] = kTileBytes;
+      rows[t] = kTileRows;
+    }
+    if (tail_rows) rows[6] = rows[7] = (uint8_t)tail_rows;
+  }
+};
+
+// Linux grants tile data (XSTATE component 18) once per process, for all of its threads. Without
+// it the AVX-512 loops run, which give the same bits.
+inline bool tiles_permitted() {
+  static const bool permitted = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0;
+  return permitted;
+}
+
+// Asks the thread's registers what is loaded, not a flag of ours: other libraries on this thread
+// (oneDNN) load and release tile configurations too. Loading costs far more than asking.
+inline void configure_tiles(int tail_rows) {
+  const TileConfig wanted(tail_rows);
+  TileConfig loaded(0);
+  _tile_storeconfig(&loaded);
+  __asm__ volatile("" : : : "memory");
+  if (memcmp(&loaded, &wanted, sizeof wanted) == 0) return;
+  __asm__ volatile("" : : : "memory");
+  _tile_loadconfig(&wanted);
+}
+
+struct alignas(64) Bf16Tile {
+  uint32_t pairs[kPairs][kCols];
+};
+
+inline void store_pairs(uint32_t* out, Vec even, Vec odd) {
+  __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  __m512i high = _mm512_and_si512(_mm512_castps_si512(odd), odd_mask());
+  _mm512_storeu_si512(out, _mm512_or_si512(low, high));
+}
+
+// The weight block as a bf16 tile: in place if stored so, else widened into `buffer`.
+template <class Format>
+inline const void* weight_tile(const uint8_t* w, const uint8_t* sf, Bf16Tile& buffer) {
+  if (!scales_are_plain<Format>(sf, 1)) {
+    WeightSlab slab;
+    widen_block_scalar<Format>(w, sf, slab);
+    for (int j = 0; j < kPairs; ++j)
+      store_pairs(buffer.pairs[j], load_vec(slab.v[0][j]), load_vec(slab.v[1][j]));
+    return &buffer;
+  }
+  const PairWidener<Format> widener(sf);
+  for (int j = 0; j < kPairs; ++j) {
+    Vec even, odd;
+    widener.widen(w + j * Format::kPairBytes, &even, &odd);
+    store_pairs(buffer.pairs[j], even, odd);
+  }
+  return &buffer;
+}
+
+template <>
+inline const void* weight_tile<Bf16>(const uint8_t* w, const uint8_t*, Bf16Tile&) {
+  return w;
+}
+
+struct RowTile {
+  const void* base;
+  int64_t stride;
+};
+
+// Rows first..first+n-1, one K block: in place, or gathered into `buffer`.
+inline RowTile row_tile(const Operands& x, int first, int n, int k, Bf16Tile& buffer) {
+  if (!x.rows) return {x.row(first) + k, x.lda * 2};
+  for (int i = 0; i < n; ++i)
+    _mm512_storeu_si512(buffer.pairs[i], _mm512_loadu_si512(x.row(first + i) + k));
+  return {&buffer, kTileBytes};
+}
+
+// The tile loads of some compilers do not say that they read memory: hence the barriers.
+#define DI_AMX_MULTIPLY(acc_tile, row_reg, first, n)               \
+  do {                                                             \
+    const RowTile t = row_tile(x, first, n, b * kBlock, gathered); \
+    __asm__ volatile("" : : : "memory");                           \
+    _tile_loadd(row_reg, t.base, t.stride);                        \
+    _tile_dpbf16ps(acc_tile, row_reg, 5);                          \
+    __asm__ volatile("" : : : "memory");                           \
+  } while (0)
+
+// `full` row blocks of 16 (at most 4) and `tail` rows after them, over all of K.
+template <class Format>
+inline void add_tiles(const Operands& x, int first, int full, int tail) {
+  Bf16Tile widened, gathered;
+  float* acc = x.acc + (int64_t)first * kCols;
+  float* const acc_tail = acc + full * kTileRows * kCols;
+  __asm__ volatile("" : : : "memory");
+  if (full > 0) _tile_loadd(0, acc, kTileBytes);
+  if (full > 1) _tile_loadd(1, acc + 1 * kTileRows * kCols, kTileBytes);
+  if (full > 2) _tile_loadd(2, acc + 2 * kTileRows * kCols, kTileBytes);
+  if (full > 3) _tile_loadd(3, acc + 3 * kTileRows * kCols, kTileBytes);
+  if (tail) _tile_loadd(6, acc_tail, kTileBytes);
+  for (int b = 0; b < x.blocks; ++b) {
+    const void* w = weight_tile<Format>(x.w + (int64_t)b * kPairs * Format::kPairBytes,
+                                        x.sf + (int64_t)b * Format::kScaleBytes, widened);
+    __asm__ volatile("" : : : "memory");
+    _tile_loadd(5, w, kTileBytes);
+    if (full > 0) DI_AMX_MULTIPLY(0, 4, first, kTileRows);
+    if (full > 1) DI_AMX_MULTIPLY(1, 4, first + 1 * kTileRows, kTileRows);
+    if (full > 2) DI_AMX_MULTIPLY(2, 4, first + 2 * kTileRows, kTileRows);
+    if (full > 3) DI_AMX_MULTIPLY(3, 4, first + 3 * kTileRows, kTileRows);
+    if (tail) DI_AMX_MULTIPLY(6, 7, first + full * kTileRows, tail);
+  }
+  if (full > 0) _tile_stored(0, acc, kTileBytes);
+  if (full > 1) _tile_stored(1, acc + 1 * kTileRows * kCols, kTileBytes);
+  if (full > 2) _tile_stored(2, acc + 2 * kTileRows * kCols, kTileBytes);
+  if (full > 3) _tile_stored(3, acc + 3 * kTileRows * kCols, kTileBytes);
+  if (tail) _tile_stored(6, acc_tail, kTileBytes);
+  __asm__ volatile("" : : : "memory");
+}
+
+#undef DI_AMX_MULTIPLY
+
+template <class Format>
+inline void add_all_amx(const Operands& x) {
+  if (!tiles_permitted()) return add_all<Format>(x);
+  const int tail = x.m % kTileRows;
+  configure_tiles(tail);
+  int blocks = x.m / kTileRows, first = 0;
+  do {
+    const int full = blocks < kMaxTiles ? blocks : kMaxTiles;
+    blocks -= full;
+    add_tiles<Format>(x, first, full, blocks ? 0 : tail);
+    first += full * kTileRows;
+  } while (blocks);
+}
+
+}  // namespace
+}  // namespace di_gemm

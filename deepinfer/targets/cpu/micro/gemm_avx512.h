@@ -1,0 +1,84 @@
+// AVX-512 level (F, BW, VL, DQ): a vector is the whole tile of 16 columns. MXCSR has FTZ and DAZ
+// set. VDPBF16PS is not used: it adds in another order and keeps no denormal rule of ours.
+#pragma once
+#include <immintrin.h>
+
+#include "gemm_formats.h"
+
+namespace di_gemm {
+namespace {
+
+enum : int { kMaxRows = 12, kDirectRows = 4, kVecs = 1 };
+typedef __m512 Vec;
+
+inline Vec zero_vec() { return _mm512_setzero_ps(); }
+inline Vec load_vec(const float* p) { return _mm512_loadu_ps(p); }
+inline void store_vec(float* p, Vec x) { _mm512_storeu_ps(p, x); }
+inline Vec broadcast_vec(const float* p) { return _mm512_set1_ps(*p); }
+inline Vec fma_vec(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec add_vec(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+
+inline __m512i odd_mask() { return _mm512_set1_epi32((int)0xFFFF0000u); }
+
+inline void widen_row(const uint16_t* a, float (*row)[kPairs]) {
+  __m512i pairs = _mm512_loadu_si512(a);
+  _mm512_storeu_ps(row[0], _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+  _mm512_storeu_ps(row[1], _mm512_castsi512_ps(_mm512_and_si512(pairs, odd_mask())));
+}
+
+// Widens the K pairs of one block, one at a time.
+template <class Format>
+struct PairWidener;
+
+template <>
+struct PairWidener<Bf16> {
+  explicit PairWidener(const uint8_t*) {}
+  void widen(const uint8_t* w, Vec* even, Vec* odd) const {
+    __m512i pairs = _mm512_loadu_si512(w);
+    even[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    odd[0] = _mm512_castsi512_ps(_mm512_and_si512(pairs, odd_mask()));
+  }
+};
+
+// The code's bits, moved into fp16, read as value * 2^-8 (fp16 has bias 15, e4m3 has 7), denormals
+// included: VCVTPH2PS ignores DAZ. The offset goes into the scale; the product is exact.
+template <>
+struct PairWidener<E4m3> {
+  Vec scale;
+  explicit PairWidener(const uint8_t* sf)
+      : scale(_mm512_castsi512_ps(_mm512_set1_epi32((sf[0] + 8) << 23))) {}
+  void widen(const uint8_t* w, Vec* even, Vec* odd) const {
+    __m256i codes = _mm256_loadu_si256((const __m256i*)w);  // a 16-bit lane holds a column's pair
+    even[0] = split(_mm256_slli_epi16(codes, 8));
+    odd[0] = split(codes);
+  }
+  Vec split(__m256i high_bytes) const {
+    // s|7 bits to s|0|7 bits: shift right by one arithmetically, clear the copy of the sign.
+    __m256i half = _mm256_and_si256(_mm256_srai_epi16(high_bytes, 1),
+                                    _mm256_set1_epi16((short)0xBF80));
+    return _mm512_mul_ps(_mm512_cvtph_ps(half), scale);
+  }
+};
+
+// A table of the 16 values, times 2^-14 as at the AVX2 level, so that the scale limit is the same.
+template <>
+struct PairWidener<E2m1> {
+  Vec scale, table;
+  explicit PairWidener(const uint8_t* sf) {
+    __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)sf));
+    codes = _mm512_add_epi32(codes, _mm512_set1_epi32(14));
+    scale = _mm512_castsi512_ps(_mm512_slli_epi32(codes, 23));
+    const Vec unit = _mm512_set1_ps(0x1p-14f);
+    table = _mm512_mul_ps(_mm512_setr_ps(0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f, -0.f, -.5f, -1.f,
+                                         -1.5f, -2.f, -3.f, -4.f, -6.f), unit);
+  }
+  void widen(const uint8_t* w, Vec* even, Vec* odd) const {
+    // The permutation reads the low four bits of a lane only.
+    __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)w));
+    even[0] = _mm512_mul_ps(_mm512_permutexvar_ps(codes, table), scale);
+    odd[0] = _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), table), scale);
+  }
+};
+
+}  // namespace
+}  // namespace di_gemm

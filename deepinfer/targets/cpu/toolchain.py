@@ -1,0 +1,136 @@
+"""The C++ compiler of the cpu target: which one, with which flags, into one library per ISA level."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from deepinfer.errors import ToolchainError
+from deepinfer.targets.base import LoweredKernel, Spec
+
+MICRO = Path(__file__).parent / "micro"
+HEADERS = ("prelude.h",)
+
+# -ffp-contract=off: a*b+c stays two roundings. -fno-trapping-math and -fno-math-errno let loops
+# vectorise and change no value. -fno-strict-aliasing: TileLang's reinterpret is a pointer cast.
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing",
+         "-fno-trapping-math", "-fno-math-errno", "-fvisibility=hidden", "-w", "-g0",
+         "-fno-ident", "-pthread")
+
+# Flags by ISA level, lowest first; -march=native never, so that Programs are reproducible.
+ISA_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "generic": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c", "-DDI_ISA_AVX2"),
+    "avx512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq",
+               "-DDI_ISA_AVX512"),
+    "amx": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq",
+            "-mamx-tile", "-mamx-bf16", "-DDI_ISA_AMX"),
+}
+
+
+@cache
+def compiler() -> str:
+    """The C++ compiler: $CXX, else g++, clang++ or c++.
+
+    Raises:
+        ToolchainError: none is found.
+    """
+    for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
+        found = shutil.which(name)
+        if found:
+            return found
+    raise ToolchainError("no C++ compiler found (looked for $CXX, g++, clang++, c++)",
+                         where="cpu target",
+                         next="install one, e.g. `apt-get install g++` or `dnf install gcc-c++`")
+
+
+@cache
+def compiler_version() -> str:
+    """First line of the compiler's version text."""
+    text = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True)
+    return text.stdout.splitlines()[0]
+
+
+def micro_digest() -> str:
+    """sha256 over the micro-kernel headers: part of every binary's content key."""
+    digest = hashlib.sha256()
+    for path in sorted(MICRO.glob("*.h")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def thunk_text(lowered: LoweredKernel, spec: Spec) -> str:
+    """The kernel's text followed by ``<symbol>_thunk`` with the one calling convention of all:
+    ``(void* const* args, const int32_t* dims, uint8_t* scratch, int32_t lo, int32_t hi)``;
+    ``args`` in the op's operand order, ``dims`` in the order of ``spec.dynamic()``."""
+    signature = spec.op.signature
+    position = {o.name: i for i, o in enumerate((*signature.inputs, *signature.outputs))}
+    dynamic = {name: i for i, name in enumerate(spec.dynamic())}
+    given = []
+    for name, ctype in lowered.params:
+        if name in ("lo", "hi"):
+            given.append(name)
+        elif name == "scratch":
+            given.append(f"({ctype})scratch")
+        elif name in position:
+            given.append(f"({ctype})args[{position[name]}]")
+        elif name in dynamic:
+            given.append(f"dims[{dynamic[name]}]")
+        else:
+            raise ToolchainError(f"emitted parameter '{ctype} {name}' is no operand or dim of "
+                                 f"{spec.op.name}", where=f"kernel {lowered.symbol}",
+                                 next="name buffers and dims as the op's signature does")
+    return (f"{lowered.text}\nextern \"C\" void {lowered.symbol}_thunk(void* const* args, "
+            f"const int32_t* dims, uint8_t* scratch, int32_t lo, int32_t hi) {{\n"
+            f"  {lowered.symbol}({', '.join(given)});\n}}\n")
+
+
+def compile_library(sources: Mapping[str, str], isa: str, out: Path, cache_dir: Path,
+                    jobs: int | None = None) -> None:
+    """Compile each source (name -> text) and link them into the shared library ``out``.
+
+    Objects are cached by content in ``cache_dir``; both they and the library appear by atomic
+    rename, so an interrupted build leaves nothing half-made.
+
+    Raises:
+        ToolchainError: the compiler failed; holds its last lines.
+    """
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    salt = "\0".join((micro_digest(), compiler_version(), *FLAGS, *ISA_FLAGS[isa]))
+
+    def build(item: tuple[str, str]) -> Path:
+        name, text = item
+        key = hashlib.sha256(f"{salt}\0{text}".encode()).hexdigest()
+        target = cache_dir / f"{key}.o"
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
+                # A fixed relative name keeps the paths of this machine out of the object.
+                (Path(scratch) / "kernel.cc").write_text(text)
+                _run([compiler(), *FLAGS, *ISA_FLAGS[isa], f"-I{MICRO}", "-include",
+                      str(MICRO / "prelude.h"), "-c", "kernel.cc", "-o", "kernel.o"],
+                     f"{name} ({isa})", scratch)
+                os.replace(Path(scratch) / "kernel.o", target)
+        return target
+
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        objects = list(pool.map(build, sorted(sources.items())))
+    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+        made = Path(scratch) / "lib.so"
+        _run([compiler(), "-shared", "-pthread", "-Wl,--build-id=none", "-o", str(made),
+              *map(str, objects)], f"link ({isa})", scratch)
+        os.replace(made, out)
+
+
+def _run(command: list[str], what: str, cwd: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+    if done.returncode:
+        tail = "\n".join(done.stderr.strip().splitlines()[-12:])
+        raise ToolchainError(f"{Path(command[0]).name} failed with {done.returncode}:\n{tail}",
+                             where=what, next="this is a fault of the cpu target: report it")
