@@ -61,7 +61,7 @@ for c in $(if $(filter default undefined,$(origin CXX)),,"$(CXX)") g++ c++ clang
   if echo 'int main() { return 0; }' | $$c -std=c++17 -x c++ - -o /dev/null 2>/dev/null; \
     then cxx=$$c; break; fi; \
 done; \
-[ -n "$$cxx" ] || missing 'no working C++17 compiler among: $$CXX g++ c++ clang++' \
+[ -n "$$cxx" ] || missing 'no working C++17 compiler among: CXX, g++, c++, clang++' \
   'install one (Debian: apt-get install g++; macOS: xcode-select --install), or name one: make CXX=/path/to/g++'; \
 if [ -e .venv/.unfinished ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then \
   rm -rf .venv; mkdir .venv; touch .venv/.unfinished; "$$python" -m venv .venv; \

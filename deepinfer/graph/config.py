@@ -244,16 +244,12 @@ class ModelConfig:
     @property
     def engram_primes(self) -> tuple[tuple[int, ...], ...]:
         """Rows of every hash column, per Engram layer."""
-        return _engram_primes(self)
-
-
-def _engram_primes(cfg: ModelConfig) -> tuple[tuple[int, ...], ...]:
-    return column_primes(
-        len(cfg.engram_layer_ids),
-        table_size=cfg.engram_vocab_size,
-        max_ngram=cfg.engram_max_ngram_size,
-        heads=cfg.engram_n_heads,
-    )
+        return column_primes(
+            len(self.engram_layer_ids),
+            table_size=self.engram_vocab_size,
+            max_ngram=self.engram_max_ngram_size,
+            heads=self.engram_n_heads,
+        )
 
 
 @functools.lru_cache(maxsize=16)
@@ -261,8 +257,8 @@ def _layer_specs(cfg: ModelConfig) -> tuple[LayerSpec, ...]:
     specs: list[LayerSpec] = []
     kv_source = index_source = None
     candidates_known = False
+    taps = cfg.dspark_target_layer_ids if cfg.n_stages else ()
     for index, ratio in enumerate(cfg.compress_ratios):
-        is_stage = index >= cfg.num_hidden_layers
         is_kv_source = index in cfg.kv_source_layer_ids
         is_index_source = index in cfg.index_source_layer_ids
         kv_source = index if is_kv_source else kv_source
@@ -282,7 +278,7 @@ def _layer_specs(cfg: ModelConfig) -> tuple[LayerSpec, ...]:
                 index_source=index_source if ratio else None,
                 candidates=role,
                 engram=_position(cfg.engram_layer_ids, index),
-                tap=None if is_stage else _position(cfg.dspark_target_layer_ids, index),
+                tap=_position(taps, index),
                 rope_base=cfg.compress_rope_theta if ratio else cfg.rope_theta,
                 yarn=cfg.rope_scaling if ratio else None,
             )

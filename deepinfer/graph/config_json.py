@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,11 +71,11 @@ _WRITTEN_TEXT = (
     "num_key_value_heads hidden_act tie_word_embeddings n_shared_experts scoring_func topk_method "
     "norm_topk_prob"
 ).split()
-# A field that switches a part on makes the fields of that part required.
-_SWITCHES = {
-    "candidate_source_layer_id": "candidate_",
-    "engram_layer_ids": "engram_",
-    "num_nextn_predict_layers": "dspark_",
+# A field that switches a part on makes the fields of that part required: prefix, "off" value.
+_SWITCHES: dict[str, tuple[str, Any]] = {
+    "candidate_source_layer_id": ("candidate_", None),
+    "engram_layer_ids": ("engram_", []),
+    "num_nextn_predict_layers": ("dspark_", 0),
 }
 _ROOT_FIELDS = ("vision", "image_token_id", "bos_token_id", "eos_token_ids", "pad_token_id")
 
@@ -148,10 +149,8 @@ def check_text(text: Json, cls: type[ModelConfig], where: str) -> None:
         )
     allowed = known | _HARMLESS | {"index_k_source_layer_ids"}
     _check_fields(text, _FIXED_TEXT, allowed, where)
-    for switch, prefix in _SWITCHES.items():
-        if text.get(switch) in (None, [], 0) and switch != "candidate_source_layer_id":
-            continue
-        if text.get(switch) is None:
+    for switch, (prefix, off) in _SWITCHES.items():
+        if text.get(switch, off) in (None, off):
             continue
         for field in sorted(known):
             if field.startswith(prefix) and field not in text:
@@ -197,7 +196,7 @@ def read_fields(cls: type[Any], values: Json, where: str) -> dict[str, Any]:
 def _convert(field: str, kind: str, value: Any, where: str) -> Any:
     if value is None and kind.endswith("| None"):
         return None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     if kind.startswith("tuple"):
         if isinstance(value, list) and all(type(item) is int for item in value):
             return tuple(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from deepinfer.errors import CheckpointError
@@ -84,7 +85,7 @@ def _check_rope(cfg: ModelConfig) -> None:
 
 
 def _check_ids(field: str, ids: tuple[int, ...], low: int, high: int) -> None:
-    ordered = all(a < b for a, b in zip(ids, ids[1:], strict=False))
+    ordered = all(a < b for a, b in pairwise(ids))
     inside = all(low <= i < high for i in ids)
     _require(ordered and inside, field, ids, f"ascending layer numbers from {low} to {high - 1}")
 
@@ -98,8 +99,11 @@ def _check_layers(cfg: ModelConfig) -> None:
         ratios,
         f"{layers + stages} entries: {layers} layers and {stages} DSpark stages",
     )
-    _require(set(ratios) <= {0, 1, 2}, "compress_ratios", ratios, "only the ratios 0, 1 and 2")
-    _require(not any(ratios[layers:]), "compress_ratios", ratios, "ratio 0 for DSpark stages")
+    for layer, ratio in enumerate(ratios):
+        stage = layer >= layers
+        expected = "0, as for every DSpark stage" if stage else "0, 1 or 2"
+        allowed = ratio in ((0,) if stage else (0, 1, 2))
+        _require(allowed, f"compress_ratios[{layer}]", ratio, expected)
     kv_sources, index_sources = cfg.kv_source_layer_ids, cfg.index_source_layer_ids
     _require(bool(kv_sources), "kv_source_layer_ids", kv_sources, "at least one layer")
     for field, ids in (

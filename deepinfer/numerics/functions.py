@@ -106,7 +106,10 @@ def _exp(x: F32) -> F32:
 
 
 def _log(x: F32, u: F32, correction: F32 | np.float32) -> F32:
-    """log(u) + correction; x is what the special cases are decided on (log1p passes x, u = 1+x)."""
+    """log(u) + correction; x is the result for u = +inf and NaN.
+
+    The correction is ignored there and for u <= 0.
+    """
     tiny = u < np.float32(2.0**-126)
     scaled = np.where(tiny, u * np.float32(2.0**23), u)
     # Shift the bits so that the significand is taken in [sqrt(1/2), sqrt(2)).
@@ -130,8 +133,7 @@ def _log1p(x: F32) -> F32:
     # The exact rounding error of 1 + x (two-sum), whatever the order of magnitude of x.
     back = u - np.float32(1)
     error = (np.float32(1) - (u - back)) + (x - back)
-    safe = np.where((u > 0) & (u < _INF), error / u, np.float32(0))
-    return np.where(u == 1, x, _log(x, u, safe))
+    return np.where(u == 1, x, _log(x, u, error / u))
 
 
 def _sigmoid(x: F32) -> F32:
@@ -212,8 +214,7 @@ def softplus(x: F32) -> F32:
     Args: x f32, any shape.
     Accuracy: ERR_softplus ULP. Source: spec §2.8 (router score sqrt(softplus)).
     """
-    high = x > 20
-    return np.where(high, x, _log1p(_exp(np.where(high, np.float32(20), x))))
+    return np.where(x > 20, x, _log1p(_exp(x)))
 
 
 @_elementwise
@@ -228,7 +229,8 @@ def erf(x: F32) -> F32:
     near = low + low * _horner(_ERF_P, low * low)
     high = np.where(size > np.float32(_ERF_ONE), np.float32(_ERF_ONE), size)
     far = np.float32(1) - _exp(_horner(_ERFC_LOG, high))
-    return np.copysign(np.where(size < np.float32(_ERF_SPLIT), near, far), x)
+    value: F32 = np.where(size < np.float32(_ERF_SPLIT), near, far)
+    return np.where(np.signbit(x), -value, value)
 
 
 @_elementwise
@@ -238,7 +240,9 @@ def rsqrt(x: F32) -> F32:
     Args: x f32, any shape. rsqrt(+0) = inf, rsqrt(x < 0) = NaN, rsqrt(inf) = 0.
     Accuracy: ERR_rsqrt ULP.
     """
-    return np.float32(1) / np.sqrt(x)
+    root: F32 = np.sqrt(x)
+    result: F32 = np.float32(1) / root
+    return result
 
 
 def cos_sin(angle: ArrayLike) -> tuple[F32, F32]:

@@ -158,6 +158,8 @@ class Target:
         passes: in order.
         kernels: by op name.
         lower: (prim_func, symbol) -> LoweredKernel, through TileLang.
+        build: planned phases and lowered kernels -> the files of a Program.
+        versions: tool versions that shape the binaries.
     """
 
     name: str
@@ -165,6 +167,8 @@ class Target:
     passes: tuple[Pass, ...]
     kernels: Mapping[str, Kernel]
     lower: Callable[[Any, str], LoweredKernel]
+    build: Callable[..., dict[str, bytes]]
+    versions: Callable[[], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)

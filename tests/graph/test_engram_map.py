@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from deepinfer.checkpoint.token_map import compression_map, engram_normalizer, token_map_for
 from deepinfer.errors import CheckpointError
 from deepinfer.graph.byte_tokenizer import byte_level_tokenizer
+from deepinfer.graph.derived import map_sizes
 from deepinfer.graph.make_model import tiny_config
-from deepinfer.graph.tokens import compression_map, engram_normalizer, token_map_for
 from deepinfer.numerics.engram import (
     EngramHash,
     column_primes,
@@ -157,7 +158,7 @@ def test_token_map_of_a_directory(tmp_path: Path) -> None:
     cfg = tiny_config()
     tokenizer = byte_level_tokenizer(512)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    mapping = token_map_for(tmp_path, cfg)
+    mapping = token_map_for(tmp_path, **map_sizes(cfg))
     assert mapping.dtype == np.int32 and mapping.shape == (512,)
     assert (mapping == compression_map(tokenizer)).all()
 
@@ -167,22 +168,28 @@ def test_ids_beyond_the_tokenizer_share_the_pad_class(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     count = int(compression_map(tokenizer).max()) + 1
     cfg = dataclasses.replace(tiny_config(), engram_compressed_vocab_size=count)
-    mapping = token_map_for(tmp_path, cfg)
+    mapping = token_map_for(tmp_path, **map_sizes(cfg))
     assert (mapping[480:] == mapping[cfg.engram_pad_token_id]).all()
 
 
-def test_identity_only_without_a_tokenizer(tmp_path: Path) -> None:
+def test_as_many_classes_as_ids_is_the_identity(tmp_path: Path) -> None:
     cfg = dataclasses.replace(tiny_config(), engram_compressed_vocab_size=512)
-    assert (token_map_for(tmp_path, cfg) == np.arange(512)).all()
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        token_map_for(tmp_path, tiny_config())
+    assert (token_map_for(tmp_path, **map_sizes(cfg)) == np.arange(512)).all()
+    byte_level_tokenizer(512).save(str(tmp_path / "tokenizer.json"))
+    assert (token_map_for(tmp_path, **map_sizes(cfg)) == np.arange(512)).all()
+
+
+def test_a_tokenizer_with_other_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        token_map_for(tmp_path, **map_sizes(tiny_config()))
     byte_level_tokenizer(512).save(str(tmp_path / "tokenizer.json"))
     count = tiny_config().engram_compressed_vocab_size
-    with pytest.raises(CheckpointError, match=rf"{count} .*512"):
-        token_map_for(tmp_path, cfg)
+    cfg = dataclasses.replace(tiny_config(), engram_compressed_vocab_size=count - 1)
+    with pytest.raises(CheckpointError, match=rf"{count} .*{count - 1}"):
+        token_map_for(tmp_path, **map_sizes(cfg))
 
 
 def test_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        token_map_for(tmp_path, tiny_config())
+        token_map_for(tmp_path, **map_sizes(tiny_config()))

@@ -32,19 +32,30 @@ struct alignas(64) TileConfig {
 // Linux grants tile data (XSTATE component 18) once per process, for all of its threads. Without
 // it the AVX-512 loops run, which give the same bits.
 inline bool tiles_permitted() {
-  static const bool permitted = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0;
-  return permitted;
+  static int answer = 0;  // threads that race here ask twice and hear the same
+  int known = __atomic_load_n(&answer, __ATOMIC_RELAXED);
+  if (known == 0) {
+    known = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0 ? 1 : -1;
+    __atomic_store_n(&answer, known, __ATOMIC_RELAXED);
+  }
+  return known > 0;
 }
+
+// The compilers' tile intrinsics tell too little of the memory they touch (gcc: the first 8 bytes
+// of a configuration, none of a tile): here everything at `p` is read and written, as is all else
+// that others can reach.
+inline void touch_memory(const void* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
 
 // Asks the thread's registers what is loaded, not a flag of ours: other libraries on this thread
 // (oneDNN) load and release tile configurations too. Loading costs far more than asking.
 inline void configure_tiles(int tail_rows) {
   const TileConfig wanted(tail_rows);
   TileConfig loaded(0);
+  touch_memory(&loaded);
   _tile_storeconfig(&loaded);
-  __asm__ volatile("" : : : "memory");
+  touch_memory(&loaded);
   if (memcmp(&loaded, &wanted, sizeof wanted) == 0) return;
-  __asm__ volatile("" : : : "memory");
+  touch_memory(&wanted);
   _tile_loadconfig(&wanted);
 }
 
@@ -95,14 +106,13 @@ inline RowTile row_tile(const Operands& x, int first, int n, int k, Bf16Tile& bu
   return {&buffer, kTileBytes};
 }
 
-// The tile loads of some compilers do not say that they read memory: hence the barriers.
 #define DI_AMX_MULTIPLY(acc_tile, row_reg, first, n)               \
   do {                                                             \
     const RowTile t = row_tile(x, first, n, b * kBlock, gathered); \
-    __asm__ volatile("" : : : "memory");                           \
+    touch_memory(t.base);                                          \
     _tile_loadd(row_reg, t.base, t.stride);                        \
     _tile_dpbf16ps(acc_tile, row_reg, 5);                          \
-    __asm__ volatile("" : : : "memory");                           \
+    touch_memory(t.base); /* before `gathered` is filled again */  \
   } while (0)
 
 // `full` row blocks of 16 (at most 4) and `tail` rows after them, over all of K.
@@ -111,7 +121,7 @@ inline void add_tiles(const Operands& x, int first, int full, int tail) {
   Bf16Tile widened, gathered;
   float* acc = x.acc + (int64_t)first * kCols;
   float* const acc_tail = acc + full * kTileRows * kCols;
-  __asm__ volatile("" : : : "memory");
+  touch_memory(acc);
   if (full > 0) _tile_loadd(0, acc, kTileBytes);
   if (full > 1) _tile_loadd(1, acc + 1 * kTileRows * kCols, kTileBytes);
   if (full > 2) _tile_loadd(2, acc + 2 * kTileRows * kCols, kTileBytes);
@@ -120,7 +130,7 @@ inline void add_tiles(const Operands& x, int first, int full, int tail) {
   for (int b = 0; b < x.blocks; ++b) {
     const void* w = weight_tile<Format>(x.w + (int64_t)b * kPairs * Format::kPairBytes,
                                         x.sf + (int64_t)b * Format::kScaleBytes, widened);
-    __asm__ volatile("" : : : "memory");
+    touch_memory(w);
     _tile_loadd(5, w, kTileBytes);
     if (full > 0) DI_AMX_MULTIPLY(0, 4, first, kTileRows);
     if (full > 1) DI_AMX_MULTIPLY(1, 4, first + 1 * kTileRows, kTileRows);
@@ -133,7 +143,7 @@ inline void add_tiles(const Operands& x, int first, int full, int tail) {
   if (full > 2) _tile_stored(2, acc + 2 * kTileRows * kCols, kTileBytes);
   if (full > 3) _tile_stored(3, acc + 3 * kTileRows * kCols, kTileBytes);
   if (tail) _tile_stored(6, acc_tail, kTileBytes);
-  __asm__ volatile("" : : : "memory");
+  touch_memory(acc);
 }
 
 #undef DI_AMX_MULTIPLY

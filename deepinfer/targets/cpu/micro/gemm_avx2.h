@@ -8,7 +8,7 @@ namespace di_gemm {
 namespace {
 
 // 6 rows x 2 vectors keep 12 chains in flight; 4 of the 16 registers hold weights and a row value.
-enum : int { kMaxRows = 6, kDirectRows = 2, kVecs = 2 };
+enum : int { kMaxRows = 6, kDirectRows = 2, kVecs = 2, kLanes = 8 };
 typedef __m256 Vec;
 
 inline Vec zero_vec() { return _mm256_setzero_ps(); }
@@ -82,8 +82,8 @@ struct PairWidener<E2m1> {
     split(_mm_and_si128(_mm_srli_epi16(codes, 4), nibble), odd);
   }
   void split(__m128i codes, Vec* out) const {
-    const __m128i table = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, (char)0x80, (char)0x82, (char)0x84,
-                                        (char)0x86, (char)0x88, (char)0x8A, (char)0x8C, (char)0x8E);
+    const __m128i table = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, -128, -126, -124, -122, -120,
+                                        -118, -116, -114);
     __m128i high = _mm_shuffle_epi8(table, codes), zero = _mm_setzero_si128();
     out[0] = _mm256_mul_ps(_mm256_cvtph_ps(_mm_unpacklo_epi8(zero, high)), scale[0]);
     out[1] = _mm256_mul_ps(_mm256_cvtph_ps(_mm_unpackhi_epi8(zero, high)), scale[1]);

@@ -1,8 +1,8 @@
 // Weight formats of the GEMM micro-kernels: packed layouts, and decoding one value at a time.
 //
-// A tile holds 16 output columns. Element (n, 2j+i) of a tile stands at [j][n][i] (pair-interleaved,
-// the order AMX wants), with K in blocks of 32, i.e. 16 pairs. `deepinfer/targets/cpu/packing.py`
-// writes these layouts.
+// A tile holds 16 output columns. Element (n, 2j+i) of a tile stands at [j][n][i]: two k of a
+// column side by side, as AMX reads its second operand. K comes in blocks of 32, i.e. 16 pairs.
+// `deepinfer/targets/cpu/packing.py` writes these layouts.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -49,18 +49,25 @@ inline double decode_ue8m0(uint8_t code) {
   return x;
 }
 
-// The NaN code (0x7F, 0xFF) reads as +-480 at every level: packing.py refuses it in weights.
-inline double decode_e4m3(uint8_t code) {
-  int exponent = (code >> 3) & 15, mantissa = code & 7;
-  double magnitude = exponent ? (double)((8 + mantissa) << exponent) : (double)(mantissa << 1);
-  return (code & 0x80 ? -magnitude : magnitude) * (1.0 / 1024.0);
-}
+// Values of all codes. The NaN code of e4m3 (0x7F, 0xFF) reads as +-480 at every level: packing.py
+// refuses it in weights.
+template <int exponent_bits, int mantissa_bits>
+struct DecodeTable {
+  double value[2 << (exponent_bits + mantissa_bits)];
 
-inline double decode_e2m1(uint8_t code) {
-  int exponent = (code >> 1) & 3, mantissa = code & 1;
-  double magnitude = exponent ? (double)((2 + mantissa) << exponent) : (double)(mantissa << 1);
-  return (code & 8 ? -magnitude : magnitude) * 0.25;
-}
+  constexpr DecodeTable() : value() {
+    const int magnitudes = 1 << (exponent_bits + mantissa_bits), one = 1 << mantissa_bits;
+    const int bias = (1 << (exponent_bits - 1)) - 1;
+    const double unit = 1.0 / (one << bias);  // in it, the smallest denormal is 2
+    for (int code = 0; code < magnitudes; ++code) {
+      const int exponent = code >> mantissa_bits, mantissa = code & (one - 1);
+      value[code] = unit * (exponent ? (one + mantissa) << exponent : mantissa << 1);
+      value[code + magnitudes] = -value[code];
+    }
+  }
+};
+constexpr DecodeTable<4, 3> kE4m3Values;
+constexpr DecodeTable<2, 1> kE2m1Values;
 
 // A format: bytes per K pair, scale bytes per K block, and the largest scale code that the vector
 // widening takes. The vector code folds an fp16 exponent offset into the scale, which must stay
@@ -78,7 +85,7 @@ struct Bf16 {
 struct E4m3 {
   enum : int { kPairBytes = 32, kScaleBytes = 1, kMaxPlainScale = 246 };
   static float decode(const uint8_t* w, const uint8_t* sf, int pair, int col, int odd) {
-    double value = decode_e4m3(w[pair * kPairBytes + col * 2 + odd]);
+    double value = kE4m3Values.value[w[pair * kPairBytes + col * 2 + odd]];
     return flush_denormal((float)(value * decode_ue8m0(sf[0])));
   }
 };
@@ -87,7 +94,7 @@ struct E2m1 {
   enum : int { kPairBytes = 16, kScaleBytes = 16, kMaxPlainScale = 240 };
   static float decode(const uint8_t* w, const uint8_t* sf, int pair, int col, int odd) {
     uint8_t codes = w[pair * kPairBytes + col];
-    double value = decode_e2m1(odd ? codes >> 4 : codes & 15);
+    double value = kE2m1Values.value[odd ? codes >> 4 : codes & 15];
     return flush_denormal((float)(value * decode_ue8m0(sf[col])));
   }
 };
@@ -96,7 +103,8 @@ struct E2m1 {
 template <class Format>
 inline bool scales_are_plain(const uint8_t* sf, int blocks) {
   uint8_t largest = 0;
-  for (int i = 0; i < blocks * Format::kScaleBytes; ++i) largest = sf[i] > largest ? sf[i] : largest;
+  for (int i = 0; i < blocks * Format::kScaleBytes; ++i)
+    largest = sf[i] > largest ? sf[i] : largest;
   return largest <= Format::kMaxPlainScale;
 }
 

@@ -1,7 +1,10 @@
-// Generic level: the contract order without FMA instructions and whatever MXCSR says of denormals.
+// Generic level: the contract order without FMA instructions, whatever MXCSR says of denormals.
 //
-// A fused multiply-add of fp32 is done in float64: the product of two bf16 values is exact there;
-// the sum is rounded to odd, which makes the second rounding, to fp32, the only one that shows.
+// A fused multiply-add is done in float64 and then rounded to fp32, which is one rounding in
+// effect. The product of two bf16 values is exact. With significands of 16 and 24 bits the sum is
+// inexact only if its smaller term is below 2^-28 of the larger one. The larger one is then an fp32
+// value, 2^-25 or more (relative) from the middle between two of them, so the sum, exact or not,
+// rounds to it. The sum of two fp32 values needs no such care: 53 bits suffice (2 x 24 + 2).
 #pragma once
 #include "gemm_formats.h"
 
@@ -10,38 +13,41 @@ namespace {
 
 enum : int { kMaxRows = 4, kDirectRows = 0 };
 
-// Flushes |x| < 2^-126 (1 - 2^-25), the values still tiny after rounding to 24 bits: FTZ decides
-// after rounding. c[n] = flush(round(a * w[n] + c[n])) for 16 columns; all inputs are flushed.
-inline void fma_columns(float a, const float* w, float* c) {
-  const double tiny = 0x1p-126 - 0x1p-151;
-  double sum[kCols], error[kCols];
-  for (int n = 0; n < kCols; ++n) {
-    double product = (double)a * (double)w[n], addend = c[n];
-    sum[n] = product + addend;
-    double rounded = sum[n] - product;
-    error[n] = (product - (sum[n] - rounded)) + (addend - rounded);  // TwoSum: exact
-  }
-  uint64_t bits[kCols];
-  for (int n = 0; n < kCols; ++n) {
-    uint64_t error_bits;
-    double magnitude = __builtin_fabs(error[n]);
-    memcpy(&bits[n], &sum[n], 8);
-    memcpy(&error_bits, &error[n], 8);
-    uint64_t inexact = magnitude > 0.0 ? 1 : 0;  // false for the NaN of an infinite sum
-    // An error against the sum's sign means that the sum was rounded away from zero.
-    bits[n] = (bits[n] - (((bits[n] ^ error_bits) >> 63) & inexact)) | inexact;
-  }
-  for (int n = 0; n < kCols; ++n) {
-    double odd;
-    memcpy(&odd, &bits[n], 8);
-    uint32_t value = f32_to_bits((float)odd);
-    c[n] = bits_to_f32(__builtin_fabs(odd) < tiny ? value & 0x80000000u : value);
-  }
+// Two columns at a time, in the vector types of GCC and clang: plain loops are left scalar.
+typedef float F32x2 __attribute__((vector_size(8)));
+typedef double F64x2 __attribute__((vector_size(16)));
+typedef uint64_t U64x2 __attribute__((vector_size(16)));
+
+// A sum rounded to fp32, and flushed if it is still tiny then: FTZ decides after rounding.
+inline F64x2 round_to_f32(F64x2 sum) {
+  const double tiny = 0x1p-126 - 0x1p-151;  // this and more rounds to 2^-126 in 24 bits
+  const uint64_t sign = 1ull << 63;
+  const U64x2 bits = (U64x2)sum, flushed = (U64x2)((F64x2)(bits & ~sign) < tiny);
+  const F64x2 kept = (F64x2)(bits & (~flushed | sign));
+  return __builtin_convertvector(__builtin_convertvector(kept, F32x2), F64x2);
+}
+
+// The even or the odd chains of 8 columns of one row over a K block, from +0, as fp32 values.
+inline void run_chains(const float* a, const float (*w)[kCols], F64x2* chain) {
+  for (int v = 0; v < 4; ++v) chain[v] = F64x2{0.0, 0.0};
+  for (int j = 0; j < kPairs; ++j)
+    for (int v = 0; v < 4; ++v) {
+      F32x2 weights;
+      memcpy(&weights, w[j] + 2 * v, 8);
+      const F64x2 product = (double)a[j] * __builtin_convertvector(weights, F64x2);
+      chain[v] = round_to_f32(product + chain[v]);
+    }
 }
 
 template <class Format>
 inline void widen_block(const uint8_t* w, const uint8_t* sf, WeightSlab& slab) {
   widen_block_scalar<Format>(w, sf, slab);
+}
+
+// The vector levels have a path of their own for very few rows; here it would save nothing.
+template <class Format>
+inline bool add_few(const uint8_t*, const uint8_t*, const uint16_t* const*, int, int, float*) {
+  return false;
 }
 
 inline void widen_row(const uint16_t* a, float (*row)[kPairs]) {
@@ -53,15 +59,19 @@ inline void widen_row(const uint16_t* a, float (*row)[kPairs]) {
 // One K block of R rows: acc[r] = acc[r] + (even chain + odd chain).
 template <int R>
 inline void add_block(const WeightSlab& w, const RowSlab<R>& a, float* acc) {
-  for (int r = 0; r < R; ++r, acc += kCols) {
-    float chain[2][kCols] = {};
-    for (int odd = 0; odd < 2; ++odd)
-      for (int j = 0; j < kPairs; ++j) fma_columns(a.v[r][odd][j], w.v[odd][j], chain[odd]);
-    for (int n = 0; n < kCols; ++n) {
-      float t = flush_denormal(chain[0][n] + chain[1][n]);  // a tiny sum of fp32 values is exact
-      acc[n] = flush_denormal(flush_denormal(acc[n]) + t);
+  for (int r = 0; r < R; ++r, acc += kCols)
+    for (int first = 0; first < kCols; first += 8) {
+      F64x2 even[4], odd[4];
+      run_chains(a.v[r][0], (const float (*)[kCols])&w.v[0][0][first], even);
+      run_chains(a.v[r][1], (const float (*)[kCols])&w.v[1][0][first], odd);
+      for (int v = 0; v < 4; ++v) {
+        const F64x2 t = round_to_f32(even[v] + odd[v]);
+        for (int n = 0; n < 2; ++n) {
+          float* out = acc + first + 2 * v + n;
+          *out = flush_denormal(flush_denormal(*out) + (float)t[n]);
+        }
+      }
     }
-  }
 }
 
 }  // namespace

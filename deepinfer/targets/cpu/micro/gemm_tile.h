@@ -1,6 +1,6 @@
 // One tile of 16 columns times any number of rows: the loops around a level's K block.
 //
-// Needs from the level: kMaxRows, kDirectRows, widen_block, widen_row, add_block, add_direct.
+// Needs from the level: kMaxRows, kDirectRows, widen_block, widen_row, add_block, add_few.
 #pragma once
 #include "gemm_formats.h"
 #include "mxcsr.h"
@@ -30,8 +30,10 @@ inline void canonicalize_nan(float* acc, int count) {
   }
 }
 
+// Not inlined: one copy serves all formats, which halves the time to compile a kernel.
 template <int R>
-inline void add_rows(const WeightSlab& slab, const uint16_t* const* rows, int k, float* acc) {
+__attribute__((noinline)) void add_rows(const WeightSlab& slab, const uint16_t* const* rows, int k,
+                                        float* acc) {
   RowSlab<R> a;
   for (int r = 0; r < R; ++r) widen_row(rows[r] + k, a.v[r]);
   add_block<R>(slab, a, acc);
@@ -44,22 +46,14 @@ inline void add_group(int n, const WeightSlab& slab, const uint16_t* const* rows
   if constexpr (R > 1) add_group<R - 1>(n, slab, rows, k, acc);
 }
 
-template <class Format, int R>
-inline bool add_few(int n, const Operands& x, const uint16_t* const* rows, float* acc) {
-  if constexpr (R > 0) {
-    if (n == R) return add_direct<Format, R>(x.w, x.sf, rows, x.blocks, acc), true;
-    return add_few<Format, R - 1>(n, x, rows, acc);
-  }
-  return false;
-}
-
 template <class Format>
 inline void add_chunk(const Operands& x, int first, int n) {
   const uint16_t* rows[kChunkRows];
   for (int i = 0; i < n; ++i) rows[i] = x.row(first + i);
   float* acc = x.acc + (int64_t)first * kCols;
-  if (n <= kDirectRows && scales_are_plain<Format>(x.sf, x.blocks))
-    if (add_few<Format, kDirectRows>(n, x, rows, acc)) return;
+  if (n <= kDirectRows && scales_are_plain<Format>(x.sf, x.blocks) &&
+      add_few<Format>(x.w, x.sf, rows, n, x.blocks, acc))
+    return;
   // Groups of nearly equal size: a last group of one row would leave the FMA units idle.
   const int groups = (n + kMaxRows - 1) / kMaxRows, size = n / groups, larger = n % groups;
   WeightSlab slab;

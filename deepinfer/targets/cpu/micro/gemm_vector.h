@@ -1,6 +1,7 @@
 // The contract order on vector registers, shared by the AVX2 and AVX-512 levels.
 //
-// Needs from the level's header: Vec and its operations, kVecs, widen_row, PairWidener<Format>.
+// Needs from the level's header: Vec and its operations, kVecs, kLanes, kDirectRows, widen_row,
+// PairWidener<Format>.
 #pragma once
 #include "gemm_formats.h"
 
@@ -15,8 +16,24 @@ inline void widen_block(const uint8_t* w, const uint8_t* sf, WeightSlab& slab) {
     Vec even[kVecs], odd[kVecs];
     widener.widen(w + j * Format::kPairBytes, even, odd);
     for (int v = 0; v < kVecs; ++v) {
-      store_vec(&slab.v[0][j][v * (kCols / kVecs)], even[v]);
-      store_vec(&slab.v[1][j][v * (kCols / kVecs)], odd[v]);
+      store_vec(&slab.v[0][j][v * kLanes], even[v]);
+      store_vec(&slab.v[1][j][v * kLanes], odd[v]);
+    }
+  }
+}
+
+// The even or the odd chains of R rows over one K block, from +0.
+template <int R>
+inline __attribute__((always_inline)) void run_chains(const WeightSlab& w, const RowSlab<R>& a,
+                                                      int odd, Vec (&chain)[R][kVecs]) {
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVecs; ++v) chain[r][v] = zero_vec();
+  for (int j = 0; j < kPairs; ++j) {
+    Vec weights[kVecs];
+    for (int v = 0; v < kVecs; ++v) weights[v] = load_vec(&w.v[odd][j][v * kLanes]);
+    for (int r = 0; r < R; ++r) {
+      const Vec x = broadcast_vec(&a.v[r][odd][j]);
+      for (int v = 0; v < kVecs; ++v) chain[r][v] = fma_vec(x, weights[v], chain[r][v]);
     }
   }
 }
@@ -26,27 +43,13 @@ inline void widen_block(const uint8_t* w, const uint8_t* sf, WeightSlab& slab) {
 template <int R>
 inline __attribute__((always_inline)) void add_block(const WeightSlab& w, const RowSlab<R>& a,
                                                      float* acc) {
-  const int lanes = kCols / kVecs;
-  Vec chain[R][kVecs], even[R][kVecs];
-  for (int odd = 0; odd < 2; ++odd) {
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVecs; ++v) chain[r][v] = zero_vec();
-    for (int j = 0; j < kPairs; ++j) {
-      Vec weights[kVecs];
-      for (int v = 0; v < kVecs; ++v) weights[v] = load_vec(&w.v[odd][j][v * lanes]);
-      for (int r = 0; r < R; ++r) {
-        Vec x = broadcast_vec(&a.v[r][odd][j]);
-        for (int v = 0; v < kVecs; ++v) chain[r][v] = fma_vec(x, weights[v], chain[r][v]);
-      }
-    }
-    if (odd) break;
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVecs; ++v) even[r][v] = chain[r][v];
-  }
+  Vec even[R][kVecs], odd[R][kVecs];
+  run_chains<R>(w, a, 0, even);
+  run_chains<R>(w, a, 1, odd);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVecs; ++v) {
-      float* out = acc + r * kCols + v * lanes;
-      store_vec(out, add_vec(load_vec(out), add_vec(even[r][v], chain[r][v])));
+      float* out = acc + r * kCols + v * kLanes;
+      store_vec(out, add_vec(load_vec(out), add_vec(even[r][v], odd[r][v])));
     }
 }
 
@@ -55,10 +58,9 @@ inline __attribute__((always_inline)) void add_block(const WeightSlab& w, const 
 template <class Format, int R>
 inline void add_direct(const uint8_t* w, const uint8_t* sf, const uint16_t* const* rows, int blocks,
                        float* acc) {
-  const int lanes = kCols / kVecs;
   Vec total[R][kVecs];
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVecs; ++v) total[r][v] = load_vec(acc + r * kCols + v * lanes);
+    for (int v = 0; v < kVecs; ++v) total[r][v] = load_vec(acc + r * kCols + v * kLanes);
   for (int b = 0; b < blocks; ++b) {
     RowSlab<R> a;
     for (int r = 0; r < R; ++r) widen_row(rows[r] + b * kBlock, a.v[r]);
@@ -84,7 +86,16 @@ inline void add_direct(const uint8_t* w, const uint8_t* sf, const uint16_t* cons
     sf += Format::kScaleBytes;
   }
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVecs; ++v) store_vec(acc + r * kCols + v * lanes, total[r][v]);
+    for (int v = 0; v < kVecs; ++v) store_vec(acc + r * kCols + v * kLanes, total[r][v]);
+}
+
+// All K of n rows if n is at most R, else false.
+template <class Format, int R = kDirectRows>
+inline bool add_few(const uint8_t* w, const uint8_t* sf, const uint16_t* const* rows, int n,
+                    int blocks, float* acc) {
+  if (n == R) return add_direct<Format, R>(w, sf, rows, blocks, acc), true;
+  if constexpr (R > 1) return add_few<Format, R - 1>(w, sf, rows, n, blocks, acc);
+  return false;
 }
 
 }  // namespace

@@ -6,5 +6,10 @@
 #include <string.h>
 
 #include "formats.h"
+#include "attention.h"
 #include "functions.h"
 #include "gemm.h"
+#include "topk.h"
+
+#include "noise.h"
+#include "sample.h"

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from tokenizers import Regex, Tokenizer, normalizers
 
 from deepinfer.errors import CheckpointError
-from deepinfer.graph.config import ModelConfig
 
 # A text of one space must survive Strip; this private-use character stands in for it.
 _SPACE_GUARD = "\ue000"
@@ -61,52 +60,55 @@ def compression_map(tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
     return mapping
 
 
-def token_map_for(path: Path, cfg: ModelConfig) -> npt.NDArray[np.int32]:
+def token_map_for(
+    path: Path, *, vocab_size: int, classes: int, pad: int
+) -> npt.NDArray[np.int32]:
     """The Engram token map of a checkpoint directory.
 
     Ids that the tokenizer does not have but `vocab_size` counts get the class of the pad token
-    (no text can produce them). Without a tokenizer.json, a config that declares as many classes as
-    tokens means that every id is its own class.
+    (no text can produce them). As many classes as ids can only mean that every id is its own
+    class, whatever the tokenizer.
 
     Args:
         path: the checkpoint directory.
-        cfg: its config.
+        vocab_size: number of token ids.
+        classes: `engram_compressed_vocab_size`.
+        pad: `engram_pad_token_id`.
 
     Returns:
-        i32[vocab_size] classes below `engram_compressed_vocab_size`.
+        i32[vocab_size], values below `classes`.
 
     Raises:
         CheckpointError: no tokenizer.json though one is needed, one that cannot be read, or one
             whose number of classes is not the declared one (all hash rows would be wrong).
     """
-    file, declared = path / "tokenizer.json", cfg.engram_compressed_vocab_size
+    if classes == vocab_size:
+        return np.arange(vocab_size, dtype=np.int32)
+    file = path / "tokenizer.json"
     if not file.exists():
-        if declared == cfg.vocab_size:
-            return np.arange(cfg.vocab_size, dtype=np.int32)
         raise CheckpointError(
             f"there is no tokenizer.json; without it engram_compressed_vocab_size must equal "
-            f"vocab_size {cfg.vocab_size}, but is {declared}",
+            f"vocab_size {vocab_size}, but is {classes}",
             where=str(path),
             next="put the model's tokenizer.json next to config.json",
         )
     mapping = compression_map(read_tokenizer(file))
     count = int(mapping.max()) + 1
-    if count != declared:
+    if count != classes:
         raise CheckpointError(
             f"tokenizer.json yields {count} token classes, but engram_compressed_vocab_size is "
-            f"{declared}",
+            f"{classes}",
             where=str(file),
             next="use the tokenizer.json that was published with this checkpoint",
         )
-    pad = cfg.engram_pad_token_id
     if pad >= len(mapping):
         raise CheckpointError(
             f"engram_pad_token_id is {pad}, but the tokenizer has {len(mapping)} ids",
             where=str(file),
             next="use the tokenizer.json that was published with this checkpoint",
         )
-    full = np.full(cfg.vocab_size, mapping[pad], np.int32)
-    known = min(len(mapping), cfg.vocab_size)
+    full = np.full(vocab_size, mapping[pad], np.int32)
+    known = min(len(mapping), vocab_size)
     full[:known] = mapping[:known]
     return full
 

@@ -1,0 +1,56 @@
+"""Lowered kernel texts kept by content, so that a second compile does not start TileLang."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from deepinfer.codegen.select import Instance
+from deepinfer.targets import base
+from deepinfer.targets.base import LoweredKernel, Target
+
+
+def tilelang_version() -> str:
+    """The installed TileLang's version, or "none"; does not import it."""
+    try:
+        return version("tilelang")
+    except PackageNotFoundError:
+        return "none"
+
+
+def cached_lower(target: Target, directory: Path) -> Callable[[Instance], LoweredKernel]:
+    """``target.lower`` behind a cache keyed by spec, kernel source, bridge source and TileLang."""
+    bridge = hashlib.sha256(tilelang_version().encode())
+    targets = Path(base.__file__).parent
+    for path in (targets / "base.py", targets / "tile.py",
+                 *sorted((targets / target.name).glob("*.py"))):
+        bridge.update(path.read_bytes())
+
+    def lower(instance: Instance) -> LoweredKernel:
+        source = inspect.getsourcefile(instance.kernel.build)
+        assert source is not None
+        key = hashlib.sha256(b"\0".join((bridge.digest(), Path(source).read_bytes(),
+                                         instance.spec.key().encode()))).hexdigest()
+        path = directory / f"{key}.json"
+        try:
+            found = json.loads(path.read_text())
+            return LoweredKernel(found["symbol"], found["text"],
+                                 tuple((n, t) for n, t in found["params"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # absent, or a file of another format: lower it and write it anew
+        made = target.lower(instance.kernel.build(instance.spec), instance.symbol)
+        directory.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"symbol": made.symbol, "text": made.text, "params": made.params})
+        handle, name = tempfile.mkstemp(dir=directory)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(name, path)
+        return made
+
+    return lower

@@ -1,0 +1,150 @@
+"""Compile a model for a target: config -> graphs -> passes -> kernels -> Program."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from deepinfer import program as artifact
+from deepinfer.codegen.cache import cached_lower, tilelang_version
+from deepinfer.codegen.emit import Report, lower_graph, lower_kernels, plan_phase, texts
+from deepinfer.codegen.select import instances
+from deepinfer.errors import CheckpointError, ProgramError
+from deepinfer.graph.config import ModelConfig
+from deepinfer.graph.derived import weight_sources
+from deepinfer.graph.draft import draft
+from deepinfer.graph.limits import Limits
+from deepinfer.graph.v41_flash import PHASES, forward
+from deepinfer.ir.graph import Graph
+from deepinfer.ir.op import OPS
+from deepinfer.ir.types import Kind
+from deepinfer.program import Program
+from deepinfer.runtime.devices.isa import host_levels
+from deepinfer.settings import cache_dir
+from deepinfer.targets.base import Target, load_target
+
+RELEASE = "v4.1-flash"
+
+
+def read_config(model: str | Path | ModelConfig) -> ModelConfig:
+    """The config of a model directory, of a config.json, or of the name "v4.1-flash"."""
+    if isinstance(model, ModelConfig):
+        return model
+    if str(model) == RELEASE:
+        return ModelConfig.release()
+    path = Path(model)
+    if path.is_dir():
+        return ModelConfig.from_dir(path)
+    if path.is_file():
+        return ModelConfig.from_json(json.loads(path.read_text()), where=str(path))
+    raise CheckpointError(f"no model at '{model}'", where="model",
+                          next=f"give a checkpoint directory, a config.json, or '{RELEASE}'")
+
+
+def build_graphs(cfg: ModelConfig, limits: Limits) -> dict[str, Graph]:
+    """The source graph of every phase the model has."""
+    phases = PHASES if cfg.n_stages else PHASES[:2]
+    graphs = {name: forward(cfg, limits, name) for name in phases}
+    if cfg.n_stages:
+        graphs["draft"] = draft(cfg, limits)
+    return graphs
+
+
+def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | Path | None = None,
+            isa: Sequence[str] | None = None, limits: Limits | None = None,
+            report: Report | None = None, jobs: int | None = None) -> Program:
+    """Compile a model ahead of time.
+
+    Args:
+        model: a checkpoint directory, a config.json, "v4.1-flash", or a ModelConfig. Weights are
+            not read.
+        target: what to compile for; only "cpu" has all kernels.
+        out: the Program's directory; default: one in the cache, named by its content key, which a
+            second call finds without compiling.
+        isa: ISA levels of the cpu target; default: the highest of this machine.
+        limits: largest sizes; default: the model's context, 2048 rows, 64 requests.
+        report: called as (what, done, total) while it works.
+        jobs: compilers at once; default: all cores.
+
+    Raises:
+        CheckpointError: the config is not supported. NoKernelError: the target lacks an op.
+        ToolchainError: no compiler or no TileLang.
+    """
+    cfg = read_config(model)
+    limits = limits or Limits.for_model(cfg)
+    chosen = load_target(target)
+    levels = tuple(isa) if isa is not None else (host_levels()[-1],)
+    key = content_key(cfg, limits, chosen, levels)
+    path = Path(out) if out is not None else cache_dir() / "programs" / key[:32]
+    try:
+        found = Program.load(path)
+        if found.manifest.get("key") == key:
+            return found
+    except ProgramError:
+        pass  # absent, damaged or of another version: it is built anew in its place
+    graphs = {n: lower_graph(g, chosen) for n, g in build_graphs(cfg, limits).items()}
+    plans = {n: plan_phase(g, chosen) for n, g in graphs.items()}
+    kernels = lower_kernels(list(plans.values()), chosen,
+                            cached_lower(chosen, cache_dir() / "lowered"), report)
+    used = {s: x for p in plans.values() for s, x in instances(p.launches).items()}
+    if report is not None:
+        report("compiling kernels", 0, len(kernels))
+    files = chosen.build(plans, kernels, {s: x.spec for s, x in used.items()}, isa=levels,
+                         abi=artifact.ABI, cache=cache_dir() / "objects", jobs=jobs)
+    if report is not None:
+        report("compiling kernels", len(kernels), len(kernels))
+    weights = dict.fromkeys(v for g in graphs.values() for v in g.of_kind(Kind.WEIGHT))
+    unique = {v.name: v for v in weights}
+    manifest = {
+        "key": key, "target": target, "isa": list(levels), "model": cfg.to_json(),
+        "limits": asdict(limits), "versions": {"tilelang": tilelang_version(),
+                                               **chosen.versions()},
+        "orders": {op.name: op.order.digest() for op in _ops(graphs)},
+        "facts": facts(cfg, limits),
+        "weights": weight_sources(cfg, unique.values()),
+        "phases": {n: p.describe() for n, p in plans.items()},
+    }
+    return artifact.save(path, manifest, files | texts(list(plans.values())))
+
+
+def facts(cfg: ModelConfig, limits: Limits) -> dict[str, Any]:
+    """What the runtime needs to know of the model and of the layout of its caches."""
+    return {
+        "vocab_size": cfg.vocab_size, "max_model_len": limits.max_model_len,
+        "window": cfg.sliding_window, "ring": limits.ring(cfg), "page_size": limits.page_size,
+        "max_ngram": cfg.engram_max_ngram_size if cfg.engram_layer_ids else 0,
+        "block": cfg.dspark_block_size if cfg.n_stages else 0,
+        "noise_token": cfg.dspark_noise_token_id, "image_token": cfg.image_token_id,
+        "bos": cfg.bos_token_id, "eos": list(cfg.eos_token_ids), "pad": cfg.pad_token_id,
+    }
+
+
+def _ops(graphs: dict[str, Graph]) -> list[Any]:
+    return [OPS[n] for n in sorted({x.op.name for g in graphs.values() for x in g.nodes})]
+
+
+def content_key(cfg: ModelConfig, limits: Limits, target: Target, isa: Sequence[str]) -> str:
+    """sha256 over all that shapes a Program: model, limits, target, tools, and our own sources."""
+    parts = [json.dumps(cfg.to_json(), sort_keys=True), json.dumps(asdict(limits), sort_keys=True),
+             target.name, *isa, tilelang_version(),
+             *(f"{k}={v}" for k, v in sorted(target.versions().items())), source_digest()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def source_digest() -> str:
+    """sha256 over the compiler's sources: an edit compiles anew, whatever the version says."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for package in ("numerics", "ir", "ops", "graph", "passes", "codegen", "targets"):
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".h", ".json"):
+                digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    for name in ("compiler.py", "program.py"):
+        digest.update((root / name).read_bytes())
+    return digest.hexdigest()
+
+

@@ -1,0 +1,1 @@
+"""Devices: what a Program runs on."""

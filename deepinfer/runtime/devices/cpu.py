@@ -1,0 +1,172 @@
+"""The cpu device: loads a Program's library, holds state and arena, runs phases natively."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from deepinfer.errors import ProgramError
+from deepinfer.program import ABI, Phase, Program, ValueInfo
+from deepinfer.runtime.devices.isa import choose_level
+
+Array = np.ndarray[Any, Any]
+
+NUMPY: Mapping[str, np.dtype[Any]] = {
+    "f64": np.dtype(np.float64), "f32": np.dtype(np.float32),
+    "bf16": np.dtype(ml_dtypes.bfloat16), "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "ue8m0": np.dtype(ml_dtypes.float8_e8m0fnu), "e2m1": np.dtype(np.uint8),
+    "u8": np.dtype(np.uint8), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64),
+    "u64": np.dtype(np.uint64),
+}
+POISON = 0xFF  # NaN in every float type: whoever reads an unwritten byte shows
+
+
+class _Step(ctypes.Structure):
+    """Twin of DiStep in targets/cpu/micro/step.h."""
+
+    _fields_ = [("values", ctypes.c_void_p), ("sizes", ctypes.c_void_p),
+                ("scratch", ctypes.c_void_p), ("scratch_stride", ctypes.c_int64),
+                ("pool", ctypes.c_void_p), ("watch", ctypes.c_void_p)]
+
+
+def aligned(nbytes: int) -> Array:
+    """Zeroed bytes that start at a multiple of 64; pages are touched on first use only."""
+    raw = np.zeros(nbytes + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    return raw[begin:begin + nbytes]
+
+
+class CpuDevice:
+    """Weights, state and buffers of one Program on this CPU. Not thread-safe: one step at a time.
+
+    Args:
+        program: compiled for target "cpu".
+        weights: an array for each weight value of its phases, by name.
+        sizes: "num_slots", "num_pages" and "pages_per_seq": how much state to hold.
+        num_threads: threads of the pool; no result depends on it.
+        poison: fill state and arena with NaN patterns (tests).
+    """
+
+    def __init__(self, program: Program, weights: Mapping[str, Array], sizes: Mapping[str, int], *,
+                 num_threads: int | None = None, poison: bool = False) -> None:
+        self.program = program
+        self.sizes = dict(sizes)
+        self.isa = choose_level(tuple(program.manifest["isa"]))
+        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self.poison = poison
+        self.calls = 0  # native calls made; a test counts them
+        self._library = ctypes.CDLL(str(program.path / "bin" / f"{self.isa}.so"))
+        if self._library.deepinfer_abi() != ABI:
+            raise ProgramError(f"native ABI is {self._library.deepinfer_abi()}, expected {ABI}",
+                               where=str(program.path), next="compile the Program again")
+        self._library.deepinfer_pool_create.restype = ctypes.c_void_p
+        self._pool = ctypes.c_void_p(self._library.deepinfer_pool_create(self.num_threads))
+        self._weights = dict(weights)
+        self.state = self._allocate_state()
+        arena = max(p.arena_bytes for p in program.phases.values())
+        self._stride = -(-max(p.scratch_bytes for p in program.phases.values()) // 64) * 64 + 64
+        self._arena, self._scratch = aligned(arena), aligned(self._stride * self.num_threads)
+        if poison:
+            self._scratch[...] = POISON
+        self._base = {name: self._fixed_pointers(p) for name, p in program.phases.items()}
+
+    def _allocate_state(self) -> dict[str, Array]:
+        state: dict[str, Array] = {}
+        for phase in self.program.phases.values():
+            for v in phase.values:
+                if v.kind == "state" and v.name not in state:
+                    shape, dtype = v.storage(self.sizes), NUMPY[v.dtype]
+                    raw = aligned(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+                    if self.poison:
+                        raw[...] = POISON
+                    state[v.name] = raw.view(dtype).reshape(shape)
+        return state
+
+    def _fixed_pointers(self, phase: Phase) -> Array:
+        """The pointer table with weights, state and temps filled in; inputs come with the step."""
+        table = np.zeros(len(phase.values), np.uint64)
+        for i, v in enumerate(phase.values):
+            if v.kind == "temp":
+                assert v.offset is not None
+                table[i] = self._arena.ctypes.data + v.offset
+            elif v.kind == "state":
+                table[i] = self.state[v.name].ctypes.data
+            elif v.kind == "weight":
+                table[i] = self._check(self._weights.get(v.name), v, self.sizes).ctypes.data
+        return table
+
+    def _check(self, array: Array | None, v: ValueInfo, sizes: Mapping[str, int]) -> Array:
+        expected, dtype = v.storage(sizes), NUMPY[v.dtype]
+        if array is None or array.shape != expected or array.dtype != dtype:
+            found = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            raise ProgramError(f"{v.kind} '{v.name}' is {found}, expected {dtype}{list(expected)}",
+                               where=f"Program {self.program.path}", next="pass the declared array")
+        if not array.flags.c_contiguous:
+            raise ProgramError(f"{v.kind} '{v.name}' is not contiguous", next="copy it first",
+                               where=f"Program {self.program.path}")
+        return array
+
+    def run(self, phase_name: str, inputs: Mapping[str, Array], *,
+            trace: Iterable[str] = ()) -> dict[str, Array]:
+        """Run one step of a phase: one native call.
+
+        Args:
+            phase_name: which entry point.
+            inputs: an array for each input value; symbolic sizes are read from their shapes.
+            trace: names of values to copy out as they are made; no bit of the step changes.
+
+        Returns:
+            Copies of the phase's outputs and of the traced values, by name.
+        """
+        phase = self.program.phases[phase_name]
+        sizes = self._bind(phase, inputs)
+        table = self._base[phase_name].copy()
+        for i, v in enumerate(phase.values):
+            if v.kind == "input":
+                table[i] = self._check(inputs.get(v.name), v, sizes).ctypes.data
+        watch, watched = np.zeros(len(phase.values), np.uint64), {}
+        for name in trace:
+            v = phase.value(name)
+            watched[name] = np.empty(v.storage(sizes), NUMPY[v.dtype])
+            watch[phase.values.index(v)] = watched[name].ctypes.data
+        native = np.array([sizes[s] for s, _ in phase.sizes], np.int32)
+        if self.poison:
+            self._arena[...] = POISON
+        step = _Step(table.ctypes.data, native.ctypes.data, self._scratch.ctypes.data,
+                     self._stride, self._pool, watch.ctypes.data if watched else None)
+        self.calls += 1
+        getattr(self._library, f"deepinfer_{phase_name}")(ctypes.byref(step))
+        return {name: self._output(phase.value(name), sizes) for name in phase.outputs} | watched
+
+    def _bind(self, phase: Phase, inputs: Mapping[str, Array]) -> dict[str, int]:
+        """Sizes of this step, from the inputs' shapes; each must be within its maximum."""
+        sizes = dict(self.sizes)
+        for v in phase.values:
+            if v.kind != "input" or v.name not in inputs:
+                continue
+            for axis, d in enumerate(v.shape):
+                if isinstance(d, tuple) and inputs[v.name].ndim > axis:
+                    sizes.setdefault(d[0], inputs[v.name].shape[axis] // d[1])
+        for name, largest in phase.sizes:
+            if not 0 <= sizes.get(name, -1) <= largest:
+                raise ProgramError(f"size {name} is {sizes.get(name)}, expected 0..{largest}",
+                                   where=f"phase {phase.name}",
+                                   next="run fewer rows or compile with larger limits")
+        return sizes
+
+    def _output(self, v: ValueInfo, sizes: Mapping[str, int]) -> Array:
+        shape, dtype = v.storage(sizes), NUMPY[v.dtype]
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        assert v.offset is not None
+        return self._arena[v.offset:v.offset + nbytes].view(dtype).reshape(shape).copy()
+
+    def close(self) -> None:
+        """Stop the threads. The device cannot be used afterwards."""
+        if self._pool:
+            self._library.deepinfer_pool_destroy(self._pool)
+            self._pool = ctypes.c_void_p(None)

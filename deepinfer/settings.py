@@ -1,0 +1,49 @@
+"""Environment variables of DeepInfer: each is read here, and nowhere else."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from pathlib import Path
+
+from deepinfer.errors import TargetError
+
+KNOWN = {
+    "DEEPINFER_CACHE_DIR": "where compiled Programs and kernels are kept (~/.cache/deepinfer)",
+    "DEEPINFER_CPU_ISA": "forces an ISA level of the cpu target: generic, avx2, avx512 or amx",
+}
+ISA_LEVELS = ("generic", "avx2", "avx512", "amx")
+
+
+def warn_unknown() -> None:
+    """Warn about DEEPINFER_* variables that nobody reads, naming the nearest known one."""
+    for name in sorted(os.environ):
+        if name.startswith("DEEPINFER_") and name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            warnings.warn(f"environment variable {name} is not read by deepinfer-compiler{hint}",
+                          stacklevel=2)
+
+
+def cache_dir() -> Path:
+    """The directory of caches; made on first use by whoever writes."""
+    given = os.environ.get("DEEPINFER_CACHE_DIR")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "deepinfer"
+
+
+def forced_isa() -> str | None:
+    """The ISA level forced by DEEPINFER_CPU_ISA.
+
+    Raises:
+        TargetError: the value is not a level.
+    """
+    given = os.environ.get("DEEPINFER_CPU_ISA")
+    if given and given not in ISA_LEVELS:
+        raise TargetError(f"DEEPINFER_CPU_ISA is '{given}', expected one of "
+                          f"{', '.join(ISA_LEVELS)}", where="environment",
+                          next="unset it or choose a level of this machine")
+    return given or None

@@ -1,0 +1,89 @@
+"""Statements that several dense kernels share. Buffers are two-dimensional: [row, channel]."""
+
+import tilelang.language as T
+
+from deepinfer.targets.cpu.dialect import LANES, bf16, call, const, f32, fold_lanes
+
+TILE = 16  # outputs of one packed weight tile
+
+
+@T.macro
+def sum_squares(acc, x, row, C):
+    """``lane_sum`` of the squares of one bf16 row; the sum is in ``acc[0]``."""
+    for l in T.serial(LANES):
+        acc[l] = const(0)
+    for c in T.serial(C // LANES):
+        for l in T.serial(LANES):
+            acc[l] = acc[l] + f32(x[row, c * LANES + l]) * f32(x[row, c * LANES + l])
+    for l in T.serial(C % LANES):
+        tail = C // LANES * LANES + l
+        acc[l] = acc[l] + f32(x[row, tail]) * f32(x[row, tail])
+    fold_lanes(acc)
+
+
+@T.macro
+def norm_row(acc, x, row, w, y, to, C, eps):
+    """``rms_norm`` of row ``row`` of x into row ``to`` of y."""
+    sum_squares(acc, x, row, C)
+    acc[0] = call("di_rsqrt", acc[0] / const(C) + const(eps))
+    for c in T.serial(C):
+        y[to, c] = bf16(f32(w[c]) * (f32(x[row, c]) * acc[0]))
+
+
+@T.macro
+def block_amax(amax, x, row, start, block):
+    """The largest magnitude of a block, in ``amax[0]``; a NaN stays."""
+    amax[0] = const(0)
+    for i in T.serial(block):
+        amax[0] = call("di_amax", amax[0], f32(x[row, start + i]))
+
+
+@T.macro
+def fake_quantize_row(amax, code, x, row, y, to, C, block, scale, quantize, decode):
+    """Quantise row ``row`` of x per block and write what the codes stand for to row ``to`` of y.
+
+    ``scale``, ``quantize`` and ``decode`` name the functions of formats.h.
+    """
+    for g in T.serial(C // block):
+        block_amax(amax, x, row, g * block, block)
+        code[0] = call(scale, amax[0], type="uint8")
+        amax[0] = call("di_ue8m0_to_f32", code[0])
+        for i in T.serial(block):
+            y[to, g * block + i] = bf16(
+                call(decode, call(quantize, f32(x[row, g * block + i]), code[0], type="uint8"))
+                * amax[0])
+
+
+@T.macro
+def quantize_fp8_row(amax, code, x, from_row, q, sf, row, C, block):
+    """``quantize_fp8`` of row ``from_row`` of x into row ``row`` of q and sf."""
+    for g in T.serial(C // block):
+        block_amax(amax, x, from_row, g * block, block)
+        code[0] = call("di_fp8_scale", amax[0], type="uint8")
+        sf[row, g] = code[0]
+        for i in T.serial(block):
+            q[row, g * block + i] = call("di_quantize_fp8", f32(x[from_row, g * block + i]),
+                                         code[0], type="uint8")
+
+
+@T.macro
+def quantize_fp4_row(amax, code, x, row, q, sf, C, block, scale, quantize):
+    """Quantise a row to packed e2m1; ``scale`` and ``quantize`` name functions of formats.h."""
+    for g in T.serial(C // block):
+        block_amax(amax, x, row, g * block, block)
+        code[0] = call(scale, amax[0], type="uint8")
+        sf[row, g] = code[0]
+        for i in T.serial(block // 2):
+            even = call(quantize, f32(x[row, g * block + 2 * i]), code[0], type="uint8")
+            odd = call(quantize, f32(x[row, g * block + 2 * i + 1]), code[0], type="uint8")
+            q[row, g * (block // 2) + i] = even | (odd << T.uint8(4))
+
+
+@T.macro
+def store_tile(y, acc, row, n, b, m, out):
+    """Write n rows of a tile's fp32 sums to y from ``row`` on, without the padded outputs."""
+    for i in T.serial(n):
+        for c in T.serial(TILE):
+            if b * TILE + c < m:
+                y[row + i, b * TILE + c] = (bf16(acc[i * TILE + c]) if out == "bf16"
+                                            else acc[i * TILE + c])

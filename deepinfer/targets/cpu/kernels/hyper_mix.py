@@ -1,0 +1,104 @@
+"""hyper_mix on cpu: an item is four rows, which share each load of the mixing matrix."""
+
+import tilelang.language as T
+
+from deepinfer.targets.base import Spec, kernel
+from deepinfer.targets.cpu.dialect import LANES, call, const, dims, f32, fold_lanes
+from deepinfer.targets.cpu.kernels._macros import sum_squares
+
+ROWS = 4
+
+
+@T.macro
+def fold_row(acc, sums, r):
+    """The sum over the lanes of row r of ``acc``, in ``sums[0]``."""
+    for l in T.serial(LANES):
+        sums[l] = acc[r * LANES + l]
+    fold_lanes(sums)
+
+
+@T.macro
+def divide_sums(c, sums, hc, add, rows):
+    """Divide c[j,k] by its row's (or column's) sum plus ``add``; sums are serial, ascending."""
+    for j in T.serial(hc):
+        sums[j] = c[j, 0] if rows else c[0, j]
+        for k in T.serial(hc - 1):
+            sums[j] = sums[j] + (c[j, k + 1] if rows else c[k + 1, j])
+    for j in T.serial(hc):
+        for k in T.serial(hc):
+            c[j, k] = c[j, k] / (sums[j if rows else k] + add)
+
+
+@T.macro
+def softmax_rows(c, sums, hc, add):
+    """Softmax over k, maximum subtracted, plus ``add``."""
+    for j in T.serial(hc):
+        sums[hc] = c[j, 0]
+        for k in T.serial(hc - 1):
+            sums[hc] = T.if_then_else(c[j, k + 1] > sums[hc], c[j, k + 1], sums[hc])
+        for k in T.serial(hc):
+            c[j, k] = call("di_exp", c[j, k] - sums[hc])
+        sums[j] = c[j, 0]
+        for k in T.serial(hc - 1):
+            sums[j] = sums[j] + c[j, k + 1]
+        for k in T.serial(hc):
+            c[j, k] = c[j, k] / sums[j] + add
+
+
+@kernel("hyper_mix", items=f"N/{ROWS}")
+def hyper_mix(spec: Spec):
+    N, C, M = dims(spec, "N", "C", "M")
+    hc, iters = spec.attrs["hc"], spec.attrs["iters"]
+    hc_eps, eps = spec.attrs["hc_eps"], spec.attrs["eps"]
+    K = hc * C
+
+    @T.prim_func
+    def body(x: T.Tensor((N, K), "uint16"), fn: T.Tensor((M, K), "float32"),
+             base: T.Tensor((M,), "float32"), scale: T.Tensor((3,), "float32"),
+             pre: T.Tensor((N, hc), "float32"), post: T.Tensor((N, hc), "float32"),
+             comb: T.Tensor((N, hc, hc), "float32"), lo: T.int32, hi: T.int32):
+        with T.Kernel(hi - lo) as item:
+            first = (lo + item) * ROWS
+            acc = T.alloc_local((ROWS * LANES,), "float32")
+            sums = T.alloc_local((max(LANES, hc + 1),), "float32")
+            rho = T.alloc_local((ROWS,), "float32")
+            m = T.alloc_local((ROWS, M), "float32")
+            c = T.alloc_local((hc, hc), "float32")
+            # The last item repeats its last row, so that the inner loops have a fixed length.
+            for r in T.serial(ROWS):
+                sum_squares(sums, x, T.min(first + r, N - 1), K)
+                rho[r] = call("di_rsqrt", sums[0] / const(K) + const(eps))
+            for o in T.serial(M):
+                for l in T.serial(ROWS * LANES):
+                    acc[l] = const(0)
+                for k in T.serial(K // LANES):
+                    for r in T.serial(ROWS):
+                        for l in T.serial(LANES):
+                            acc[r * LANES + l] = acc[r * LANES + l] + f32(
+                                x[T.min(first + r, N - 1), k * LANES + l]) * fn[o, k * LANES + l]
+                for r in T.serial(ROWS):
+                    for l in T.serial(K % LANES):
+                        acc[r * LANES + l] = acc[r * LANES + l] + f32(
+                            x[T.min(first + r, N - 1), K // LANES * LANES + l]) * fn[
+                            o, K // LANES * LANES + l]
+                    fold_row(acc, sums, r)
+                    m[r, o] = sums[0] * rho[r]
+            for r in T.serial(T.min(ROWS, N - first)):
+                row = first + r
+                for j in T.serial(hc):
+                    pre[row, j] = call("di_sigmoid", m[r, j] * scale[0] + base[j]) + const(hc_eps)
+                    post[row, j] = const(2) * call(
+                        "di_sigmoid", m[r, hc + j] * scale[1] + base[hc + j])
+                    for k in T.serial(hc):
+                        o = 2 * hc + j * hc + k
+                        c[j, k] = m[r, o] * scale[2] + base[o]
+                softmax_rows(c, sums, hc, const(hc_eps))
+                divide_sums(c, sums, hc, const(hc_eps), False)
+                for _ in T.serial(iters - 1):
+                    divide_sums(c, sums, hc, const(hc_eps), True)
+                    divide_sums(c, sums, hc, const(hc_eps), False)
+                for j in T.serial(hc):
+                    for k in T.serial(hc):
+                        comb[row, j, k] = c[j, k]
+
+    return body

@@ -1,0 +1,178 @@
+// Runs one phase: walks its launch list over the value table with a persistent pool of threads.
+// Included by the generated step file of a Program, once per library.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+typedef void (*DiThunk)(void* const* args, const int32_t* dims, uint8_t* scratch, int32_t lo,
+                        int32_t hi);
+
+// One node. `args` indexes the value table, `dims` pairs (size index, times).
+struct DiLaunch {
+  DiThunk thunk;
+  int32_t args, num_args, num_inputs;
+  int32_t dims, num_dims;
+  int32_t sym;       // size index of the symbolic factor of the items, -1 for none
+  int64_t mul, div;  // items = ceil(size * mul / div)
+};
+
+// Bytes of a value: fixed * size[a] * size[b]; -1 for no size.
+struct DiBytes {
+  int64_t fixed;
+  int32_t a, b;
+};
+
+struct DiPhase {
+  const DiLaunch* launches;
+  int32_t num_launches;
+  const int32_t* args;
+  const int32_t* dims;
+  const DiBytes* bytes;
+};
+
+// What a caller passes: pointers of all values, sizes, scratch per thread, and where to copy
+// watched values right after their node ran (null: not watched).
+struct DiStep {
+  void* const* values;
+  const int32_t* sizes;
+  uint8_t* scratch;
+  int64_t scratch_stride;
+  void* pool;
+  void* const* watch;
+};
+
+// Rounding to nearest even, denormals kept, exceptions masked: whatever the host process had set.
+struct DiFloatState {
+#if defined(__x86_64__)
+  uint32_t saved;
+  DiFloatState() : saved(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+  ~DiFloatState() { _mm_setcsr(saved); }
+#endif
+};
+
+static const int kMaxArgs = 32, kMaxDims = 16;
+
+struct DiTask {
+  DiThunk thunk;
+  void* args[kMaxArgs];
+  int32_t dims[kMaxDims];
+  uint8_t* scratch;
+  int64_t stride;
+  int64_t items;
+};
+
+// Thread t of n runs items [items*t/n, items*(t+1)/n): a static cut, the caller is thread 0.
+class DiPool {
+ public:
+  explicit DiPool(int threads) : threads_(threads < 1 ? 1 : threads) {
+    for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
+  }
+  ~DiPool() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+      epoch_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+  int threads() const { return threads_; }
+
+  void run(const DiTask& task) {
+    if (threads_ == 1 || task.items < 2) {
+      part(task, 0, 1);
+      return;
+    }
+    task_ = &task;
+    left_.store(threads_ - 1, std::memory_order_relaxed);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      epoch_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    part(task, 0, threads_);
+    for (int spin = 0; left_.load(std::memory_order_acquire) != 0; ++spin) pause(spin);
+  }
+
+ private:
+  static void pause(int spin) {
+    if (spin < 4000) {
+#if defined(__x86_64__)
+      _mm_pause();
+#endif
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  static void part(const DiTask& task, int t, int n) {
+    const int64_t lo = task.items * t / n, hi = task.items * (t + 1) / n;
+    if (lo < hi)
+      task.thunk(task.args, task.dims, task.scratch + task.stride * t, (int32_t)lo, (int32_t)hi);
+  }
+  void work(int t) {
+    DiFloatState state;
+    uint64_t seen = 0;
+    for (;;) {
+      for (int spin = 0; spin < 4000 && epoch_.load(std::memory_order_acquire) == seen; ++spin)
+        pause(spin);
+      if (epoch_.load(std::memory_order_acquire) == seen) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wake_.wait(lock, [&] { return epoch_.load(std::memory_order_acquire) != seen; });
+      }
+      seen = epoch_.load(std::memory_order_acquire);
+      if (stop_) return;
+      part(*task_, t, threads_);
+      left_.fetch_sub(1, std::memory_order_acq_rel);
+    }
+  }
+
+  const int threads_;
+  std::vector<std::thread> workers_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<uint64_t> epoch_{0};
+  std::atomic<int> left_{0};
+  const DiTask* task_ = nullptr;
+  bool stop_ = false;
+};
+
+static int64_t di_bytes(const DiBytes& b, const int32_t* sizes) {
+  return b.fixed * (b.a < 0 ? 1 : sizes[b.a]) * (b.b < 0 ? 1 : sizes[b.b]);
+}
+
+// Returns the number of launches that ran.
+static int32_t di_run_phase(const DiPhase& phase, const DiStep* step) {
+  DiFloatState state;
+  DiPool* pool = (DiPool*)step->pool;
+  for (int32_t i = 0; i < phase.num_launches; ++i) {
+    const DiLaunch& launch = phase.launches[i];
+    const int32_t* args = phase.args + launch.args;
+    DiTask task;
+    task.thunk = launch.thunk;
+    for (int32_t a = 0; a < launch.num_args; ++a) task.args[a] = step->values[args[a]];
+    for (int32_t d = 0; d < launch.num_dims; ++d) {
+      const int32_t* dim = phase.dims + 2 * (launch.dims + d);
+      task.dims[d] = step->sizes[dim[0]] * dim[1];
+    }
+    const int64_t size = launch.sym < 0 ? 1 : step->sizes[launch.sym];
+    task.items = (size * launch.mul + launch.div - 1) / launch.div;
+    task.scratch = step->scratch;
+    task.stride = step->scratch_stride;
+    pool->run(task);
+    if (step->watch)
+      for (int32_t a = launch.num_inputs; a < launch.num_args; ++a)
+        if (void* to = step->watch[args[a]])
+          memcpy(to, step->values[args[a]], di_bytes(phase.bytes[args[a]], step->sizes));
+  }
+  return phase.num_launches;
+}
+
+#define DI_EXPORT extern "C" __attribute__((visibility("default")))

@@ -1,0 +1,348 @@
+"""The GEMM micro-kernels: the bits of the declared order, at every ISA level of this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from deepinfer.errors import TargetError
+from deepinfer.numerics.formats import decode_e2m1, decode_e4m3, decode_ue8m0, pack_e2m1
+from deepinfer.numerics.sums import gemm
+from deepinfer.targets.cpu import packing
+from deepinfer.targets.cpu.toolchain import compile_library
+
+M_SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
+K_SIZES = (32, 64, 160)
+FORMATS = ("bf16", "e4m3", "e2m1")
+DEFAULT, FLUSH, ROUND_UP = 0x1F80, 0x9FC0, 0x5F80  # MXCSR of the host process
+
+# What a level needs beyond the one before it.
+LEVEL_FLAGS = {
+    "generic": set(),
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "amx": {"amx_tile", "amx_bf16"},
+}
+WRAPPER = """
+#define CALL(format, weights, ...)                                                          \\
+  extern "C" __attribute__((visibility("default"))) uint32_t call_##format(                 \\
+      uint16_t* a, int32_t lda, int32_t* rows, weights* w, uint8_t* sf, int32_t k, int32_t m, \\
+      float* acc, int32_t accumulate, uint32_t mxcsr) {                                     \\
+    uint32_t host = di_mxcsr_swap(mxcsr);                                                   \\
+    if (rows) di_gemm_##format##_rows(a, lda, rows, __VA_ARGS__, k, m, acc, accumulate);    \\
+    else di_gemm_##format(a, lda, __VA_ARGS__, k, m, acc, accumulate);                      \\
+    return di_mxcsr_swap(host);                                                             \\
+  }
+CALL(bf16, uint16_t, w)
+CALL(e4m3, uint8_t, w, sf)
+CALL(e2m1, uint8_t, w, sf)
+"""
+
+
+def runnable_levels():
+    text = Path("/proc/cpuinfo").read_text()
+    flags = set(text.split("flags", 1)[1].split("\n", 1)[0].split())
+    levels = []
+    for level, needed in LEVEL_FLAGS.items():
+        if not needed <= flags:
+            break
+        levels.append(level)
+    return levels
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gemm")
+
+    def build_level(level):
+        out = folder / f"{level}.so"
+        if not out.exists():
+            compile_library({"gemm": WRAPPER}, level, out, folder)
+        return ctypes.CDLL(str(out))
+
+    return build_level
+
+
+@pytest.fixture(params=LEVEL_FLAGS)
+def level(request, build):
+    library = build(request.param)  # built on every machine, run where the instructions exist
+    if request.param not in runnable_levels():
+        pytest.skip(f"this machine cannot execute {request.param}")
+    return library
+
+
+def pointer(array):
+    return None if array is None else ctypes.c_void_p(array.ctypes.data)
+
+
+def run(library, kind, a, packed, *, rows=None, acc=None, mxcsr=DEFAULT):
+    """a @ w.T over all column tiles; also checks that the host's MXCSR comes back."""
+    w, sf = packed if isinstance(packed, tuple) else (packed, None)
+    m, k = (a.shape[0] if rows is None else len(rows)), w.shape[1] * 2
+    out = np.full((m, w.shape[0] * 16), np.nan, np.float32)
+    rows = None if rows is None else np.asarray(rows, np.int32)
+    for tile in range(w.shape[0]):
+        part = np.full((m, 16), np.nan, np.float32)  # without `accumulate` it is not read
+        if acc is not None:
+            given = acc[:, tile * 16 : tile * 16 + 16]
+            part[:, : given.shape[1]] = given
+        scales = None if sf is None else pointer(sf[tile])
+        after = getattr(library, f"call_{kind}")(
+            *(pointer(a), a.strides[0] // 2, pointer(rows), pointer(w[tile]), scales),
+            *(k, m, pointer(part), int(acc is not None), ctypes.c_uint32(mxcsr)),
+        )
+        assert after & 0xFFC0 == mxcsr & 0xFFC0
+        out[:, tile * 16 : tile * 16 + 16] = part
+    return out
+
+
+def bits(x):
+    return np.ascontiguousarray(x, np.float32).view(np.uint32)
+
+
+def assert_same_bits(actual, expected):
+    """Equal bits; a NaN of the reference may have any payload, ours is 0x7FC00000."""
+    expected = np.where(np.isnan(expected), np.float32(np.nan), expected)
+    np.testing.assert_array_equal(bits(actual), bits(expected))
+
+
+def wide_bf16(rng, shape, low=-60, high=60):
+    """Signed bf16 values of random exponents in [low, high), a few of them zero."""
+    values = rng.uniform(1, 2, shape) * np.exp2(rng.integers(low, high, shape).astype(float))
+    values *= rng.choice([-1.0, 1.0], shape) * (rng.random(shape) > 0.05)
+    return values.astype(np.float32).astype(ml_dtypes.bfloat16)
+
+
+def make_weight(rng, kind, n, k):
+    """(what the kernels take, the exact bf16 matrix it stands for)."""
+    if kind == "bf16":
+        w = wide_bf16(rng, (n, k), -20, 20)
+        return packing.pack_bf16(w), w
+    if kind == "e4m3":
+        codes = rng.integers(0, 256, (n, k)).astype(np.uint8)
+        codes[codes & 0x7F == 0x7F] = 0x80  # no NaN
+        sf = (127 + rng.integers(-20, 21, (-(-n // 32), k // 32))).astype(np.uint8)
+        scale = np.repeat(np.repeat(decode_ue8m0(sf), 32, axis=0)[:n], 32, axis=1)
+        return packing.pack_e4m3(codes, sf), (decode_e4m3(codes) * scale).astype(ml_dtypes.bfloat16)
+    codes = rng.integers(0, 256, (n, k // 2)).astype(np.uint8)
+    sf = (127 + rng.integers(-20, 21, (n, k // 32))).astype(np.uint8)
+    scale = np.repeat(decode_ue8m0(sf), 32, axis=1)
+    return packing.pack_e2m1(codes, sf), (decode_e2m1(codes) * scale).astype(ml_dtypes.bfloat16)
+
+
+# A second, slow witness of the order, in exact rational arithmetic.
+def round_f32(exact, zero):
+    """`exact` rounded to nearest even in 24 bits, then flushed; `zero` is what 0 becomes."""
+    if exact == 0:
+        return zero
+    size = abs(exact)
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    exponent -= size < Fraction(2) ** exponent
+    quantum = Fraction(2) ** (exponent - 23)
+    rounded = round(size / quantum) * quantum
+    return math.copysign(float(rounded) if rounded >= Fraction(2) ** -126 else 0.0, exact)
+
+
+def daz(x):
+    return math.copysign(0.0, x) if abs(x) < 2.0**-126 else x
+
+
+def witness_fma(a, b, c):
+    negative = math.copysign(1, a) * math.copysign(1, b) < 0 and math.copysign(1, c) < 0
+    return round_f32(Fraction(a) * Fraction(b) + Fraction(c), -0.0 if negative else 0.0)
+
+
+def witness_gemm(a, w, acc):
+    out = np.empty((a.shape[0], w.shape[0]), np.float32)
+    for i, n in np.ndindex(out.shape):
+        x, y, total = [daz(float(v)) for v in a[i]], [daz(float(v)) for v in w[n]], float(acc[i, n])
+        for start in range(0, len(x), 32):
+            even = odd = 0.0
+            for k in range(start, start + 32, 2):
+                even, odd = witness_fma(x[k], y[k], even), witness_fma(x[k + 1], y[k + 1], odd)
+            total = witness_fma(1.0, witness_fma(1.0, even, odd), daz(total))
+        out[i, n] = total
+    return out
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_bits_for_any_number_of_rows(level, kind):
+    rng = np.random.default_rng(1)
+    for k in K_SIZES:
+        a, n = wide_bf16(rng, (M_SIZES[-1], k)), 40  # two tiles and a half
+        packed, w = make_weight(rng, kind, n, k)
+        expected = gemm(a, w)
+        for m in M_SIZES:
+            actual = run(level, kind, a[:m], packed)
+            assert_same_bits(actual[:, :n], expected[:m])
+            assert not bits(actual[:, n:]).any()  # columns of padding
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_row_alone_and_in_a_large_batch(level, kind):
+    rng = np.random.default_rng(2)
+    a = wide_bf16(rng, (150, 64))  # more than one chunk of rows at every level
+    packed, w = make_weight(rng, kind, 16, 64)
+    together = run(level, kind, a, packed)
+    assert_same_bits(together, gemm(a, w))
+    for i in (0, 5, 95, 96, 149):
+        assert_same_bits(run(level, kind, a[i : i + 1], packed), together[i : i + 1])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_gathered_rows(level, kind):
+    rng = np.random.default_rng(3)
+    wide = wide_bf16(rng, (50, 128))
+    a = wide[:, 32:96]  # a leading dimension that is not K
+    packed, w = make_weight(rng, kind, 16, 64)
+    expected = gemm(np.ascontiguousarray(a), w)
+    for m in (1, 2, 7, 40):
+        rows = rng.integers(0, 50, m)
+        assert_same_bits(run(level, kind, a, packed, rows=rows), expected[rows])
+
+
+@pytest.mark.parametrize("mxcsr", [DEFAULT, FLUSH, ROUND_UP])
+def test_small_numbers_follow_the_exact_witness(level, mxcsr):
+    # Products and sums around 2^-126, denormal operands and accumulators, under any host MXCSR.
+    rng = np.random.default_rng(4)
+    a, w = wide_bf16(rng, (3, 64), -68, -58), wide_bf16(rng, (16, 64), -68, -58)
+    a[:, ::7] = wide_bf16(rng, a[:, ::7].shape, -133, -120)
+    w[:, ::9] = wide_bf16(rng, w[:, ::9].shape, -10, 20)
+    acc = wide_bf16(rng, (3, 16), -130, -110).astype(np.float32) * np.float32(1 + 2.0**-20)
+    acc[0, :3] = -0.0, 2.0**-127, -(2.0**-149)
+    expected = witness_gemm(a, w, acc)
+    products = a.astype(np.float64)[:, None] * w.astype(np.float64)
+    tiny = (np.abs(products) < 2.0**-126) & (products != 0)
+    kept = products.sum(-1) + acc  # what it would be without flushing
+    assert tiny.any() and not tiny.all() and (np.abs(a.astype(np.float64)) < 2.0**-126).any()
+    assert (np.abs(expected - kept) > 2.0**-130).any() and len(np.unique(expected)) > 20
+    assert_same_bits(gemm(a, w, acc), expected)
+    for m in (1, 2, 3):
+        actual = run(level, "bf16", a[:m], packing.pack_bf16(w), acc=acc[:m], mxcsr=mxcsr)
+        assert_same_bits(actual, expected[:m])
+
+
+def test_flushing_is_decided_after_rounding(level):
+    # 2^-126 - 2^-151 rounds up to 2^-126 in 24 bits and stays; 2^-126 - 2^-150 is flushed.
+    def bf16(*values):
+        return np.array([values], np.float64).astype(ml_dtypes.bfloat16)
+
+    for term, expected in ((2.0**-151, 2.0**-126), (2.0**-150, 0.0)):
+        a, w = np.zeros((1, 32)), np.zeros((16, 32))
+        a[0, 0], w[:, 0] = 2.0**-63, 2.0**-63
+        a[0, 2], w[:, 2] = -term * 2.0**80, 2.0**-80
+        actual = run(level, "bf16", bf16(*a[0]), packing.pack_bf16(w.astype(ml_dtypes.bfloat16)))
+        np.testing.assert_array_equal(actual, np.full((1, 16), expected, np.float32))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_accumulate_equals_one_longer_sum(level, kind):
+    rng = np.random.default_rng(5)
+    a = wide_bf16(rng, (20, 96))
+    packed, w = make_weight(rng, kind, 16, 96)
+    expected = gemm(a, w)
+    for m in (1, 3, 20):
+        acc = None
+        for start in (0, 32, 64):
+            if kind == "bf16":
+                part = np.ascontiguousarray(packed[:, start // 2 : start // 2 + 16])
+            else:
+                part = (
+                    np.ascontiguousarray(packed[0][:, start // 2 : start // 2 + 16]),
+                    np.ascontiguousarray(packed[1][:, start // 32 : start // 32 + 1]),
+                )
+            acc = run(level, kind, a[:m, start : start + 32], part, acc=acc)
+        assert_same_bits(acc, expected[:m])
+
+
+@pytest.mark.parametrize("m", [1, 9])
+@pytest.mark.parametrize("scale", [10, 107, 127, 147, 246, 250])
+def test_every_e4m3_code(level, scale, m):
+    # Row i of A has a one at k = i: the product reads the weights back.
+    codes = np.array([c for c in range(256) if c & 0x7F != 0x7F] + [0] * 2, np.uint8)
+    if scale == 250:  # beyond what the vector widening takes: small magnitudes alone fit in bf16
+        codes[codes & 0x7F > 0x58] = 0
+    w = codes.reshape(8, 32)
+    one = np.eye(32, dtype=np.float32).astype(ml_dtypes.bfloat16)
+    expected = (decode_e4m3(w).astype(np.float64) * 2.0 ** (scale - 127)).astype(np.float32)
+    assert np.isfinite(expected).all() and len(np.unique(expected)) > 100
+    packed = packing.pack_e4m3(w, np.full((1, 1), scale, np.uint8))
+    actual = np.concatenate([run(level, "e4m3", one[i : i + m], packed) for i in range(0, 32, m)])
+    np.testing.assert_array_equal(actual[:, :8], expected.T)
+
+
+@pytest.mark.parametrize("m", [1, 9])
+def test_every_e2m1_code_under_scales_of_its_own_per_column(level, m):
+    w = pack_e2m1(np.tile(np.arange(16, dtype=np.uint8), (16, 2)))
+    one = np.eye(32, dtype=np.float32).astype(ml_dtypes.bfloat16)
+    for first in (2, 107, 127, 132, 226, 237):  # up to code 252, beyond the vector widening's 240
+        sf = np.arange(first, first + 16, dtype=np.uint8)[:, None]
+        expected = (decode_e2m1(w) * np.exp2(sf.astype(np.float64) - 127)).astype(np.float32)
+        assert np.isfinite(expected).all()
+        packed = packing.pack_e2m1(w, sf)
+        actual = [run(level, "e2m1", one[i : i + m], packed) for i in range(0, 32, m)]
+        np.testing.assert_array_equal(np.concatenate(actual), expected.T)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_nan_and_infinity_stay_in_their_rows(level, kind):
+    rng = np.random.default_rng(6)
+    a = wide_bf16(rng, (24, 64))
+    packed, w = make_weight(rng, kind, 16, 64)
+    clean = run(level, kind, a, packed)
+    a[3, 10], a[5, 63], a[17, 0], a[18, 1] = np.nan, -np.nan, np.inf, -np.inf
+    actual = run(level, kind, a, packed)
+    bad = [3, 5, 17, 18]
+    assert_same_bits(actual, gemm(a, w))
+    assert (bits(actual[[3, 5]]) == 0x7FC00000).all() and not np.isfinite(actual[bad]).any()
+    assert_same_bits(np.delete(actual, bad, 0), np.delete(clean, bad, 0))
+
+
+def test_levels_of_this_machine_are_not_only_the_generic_one():
+    if len(runnable_levels()) == 1:
+        pytest.skip("this machine executes the generic level only")
+    assert runnable_levels()[:2] == ["generic", "avx2"]
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("n", [1, 16, 40, 64])
+def test_packing_round_trip(lead, n):
+    rng = np.random.default_rng(7)
+    k = 64
+    w = rng.integers(0, 1 << 16, (*lead, n, k)).astype(np.uint16)
+    packed = packing.pack_bf16(w.view(ml_dtypes.bfloat16))
+    assert packed.shape == (*lead, -(-n // 16), k // 2, 16, 2) and packed.flags.c_contiguous
+    np.testing.assert_array_equal(packing.unpack_bf16(packed, n), w)
+    row, col = n - 1, k - 3
+    np.testing.assert_array_equal(packed[..., row // 16, col // 2, row % 16, 1], w[..., row, col])
+
+    codes = rng.integers(0, 256, (*lead, n, k)).astype(np.uint8)
+    sf = rng.integers(0, 255, (*lead, -(-n // 32), k // 32)).astype(np.uint8)
+    w8, sf8 = packing.pack_e4m3(codes.view(ml_dtypes.float8_e4m3fn), sf)
+    assert w8.shape == packed.shape and sf8.shape == (*lead, -(-n // 16), k // 32)
+    for actual, expected in zip(packing.unpack_e4m3(w8, sf8, n), (codes, sf), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+    codes = rng.integers(0, 256, (*lead, n, k // 2)).astype(np.uint8)
+    sf = rng.integers(0, 255, (*lead, n, k // 32)).astype(np.uint8)
+    w4, sf4 = packing.pack_e2m1(codes, sf.view(ml_dtypes.float8_e8m0fnu))
+    assert w4.shape == (*lead, -(-n // 16), k // 2, 16)
+    assert sf4.shape == (*lead, -(-n // 16), k // 32, 16)
+    padding = (..., -1, slice(None), slice(n % 16 or 16, None))
+    assert (sf4[padding] == 127).all() and not w4[padding].any()
+    for actual, expected in zip(packing.unpack_e2m1(w4, sf4, n), (codes, sf), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_packing_refuses_what_does_not_fit():
+    w = np.zeros((16, 48), np.uint8)
+    with pytest.raises(TargetError, match=r"K = 48, expected a multiple of 32"):
+        packing.pack_e4m3(w, np.zeros((1, 1), np.uint8))
+    with pytest.raises(TargetError, match=r"shape \[2, 1\], expected \[16, 2\]"):
+        packing.pack_e2m1(w[:, :32], np.zeros((2, 1), np.uint8))
