@@ -141,7 +141,7 @@ def source_digest() -> str:
     digest = hashlib.sha256()
     for package in ("numerics", "ir", "ops", "graph", "passes", "codegen", "targets"):
         for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".h", ".json"):
+            if path.suffix in (".py", ".h", ".cc", ".json"):
                 digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     for name in ("compiler.py", "program.py"):
         digest.update((root / name).read_bytes())

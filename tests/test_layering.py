@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TOP = {"cli", "testing", "autotune"}  # imported by nothing below them
+TOP = {"cli", "commands", "testing", "autotune"}  # imported by nothing below them
 ANYTHING = {"errors", "numerics", "ir", "ops", "graph", "checkpoint", "passes", "targets"} | {
-    *("program", "codegen", "runtime", "llm", "deepinfer")
+    *("settings", "program", "codegen", "compiler", "runtime", "llm", "deepinfer")
 }
 # layer -> the layers it may import, itself and `errors` aside. "targets" stands for all of them.
 MAY_IMPORT = {
     "errors": set(),
+    "settings": set(),
     "numerics": set(),
     "ir": {"numerics"},
     "ops": {"ir", "numerics"},
@@ -29,12 +30,15 @@ MAY_IMPORT = {
     "passes": {"ir", "ops", "targets.base"},
     "program": set(),
     "codegen": {"ir", "passes", "targets", "program"},
-    "runtime": {"program", "checkpoint", "numerics"},
+    "runtime": {"settings", "program", "checkpoint", "numerics"},
+    "compiler": ANYTHING - {"llm"},
     "llm": ANYTHING,
     "deepinfer": ANYTHING,  # the lazy public names
     "testing": ANYTHING | {"testing", "autotune"},
     "autotune": ANYTHING | {"testing", "autotune"},
     "cli": ANYTHING | TOP,
+    "commands": ANYTHING | TOP,  # the handlers of the cli
+    "__main__": {"cli"},
 }
 HAS_TILELANG = ("targets",)
 HAS_TORCH = ("targets", "testing")
@@ -128,6 +132,10 @@ def test_layers():
         ("deepinfer.llm", "import autotune.search", True),
         ("deepinfer.testing.bits", "import deepinfer.cli", True),
         ("deepinfer.cli", "from deepinfer.testing import bits; import autotune", False),
+        ("deepinfer.commands.run", "from deepinfer.llm import LLM; import autotune", False),
+        ("deepinfer.commands.run", "import tilelang", True),
+        ("deepinfer.llm", "from deepinfer.commands import output", True),
+        ("deepinfer.compiler", "from deepinfer.llm import LLM", True),
         ("autotune.search", "import torch", True),
     ],
 )

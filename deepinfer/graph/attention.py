@@ -9,8 +9,8 @@ from deepinfer.graph.context import BLOCK, Context
 from deepinfer.ir import Sym, TensorType, Value
 from deepinfer.ir.types import F32
 from deepinfer.ops.attention import sparse_attention, window_attention
-from deepinfer.ops.cache import kv_write, window_write
-from deepinfer.ops.compress import compress_pairs, pending_write
+from deepinfer.ops.cache import kv_write, pending_write, window_write
+from deepinfer.ops.compress import compress_pairs
 from deepinfer.ops.gemm import grouped_linear_fp8
 from deepinfer.ops.indexer import candidate_blocks, candidate_mask, index_scores, topk
 from deepinfer.ops.quant import quantize_fp4, quantize_fp4_e4m3, quantize_fp8
@@ -56,26 +56,30 @@ def compress(c: Context, layer: LayerSpec, u: Value, p: str, shared: Shared) -> 
     """Write this KV source's compressed entries and index keys (spec §2.5, §2.6)."""
     a = f"{p}.attn.compressor"
     positions, request = c.rows_of.positions, c.rows_of.request
-    if layer.ratio == 2:
-        groups = Sym("num_groups", c.rows.max)
-        group_rows = c.input("group_rows", (groups,))
-        positions = c.input("group_positions", (groups,))
-        request = c.input("group_request", (groups,))
-        value, gate = c.linear(u, f"{a}.wkv", out="f32"), c.linear(u, f"{a}.wgate", out="f32")
-        pending = c.b.state(f"{p}.pending", TensorType((c.slots, 2, c.cfg.head_dim), F32))
-        latent = compress_pairs(value, gate, group_rows, request, c.rows_of.spans, pending)
-        pending_write(value, gate, c.rows_of.positions, c.rows_of.spans, pending)
-    else:
-        latent = c.linear(u, f"{a}.wkv")
-    latent = c.norm(latent, f"{a}.norm.weight")
-    shared.kv, shared.index_keys = c.kv_cache(layer.index), c.index_cache(layer.index)
-    keys = c.norm(c.linear(latent, f"{p}.attn.indexer.wk"), f"{p}.attn.indexer.k_norm.weight")
-    keys = rope(keys, positions, c.rope_table(layer), heads=1, name="index_key")
-    keys4 = quantize_fp4(keys, block=BLOCK, name="index_key4")
-    kv_write(*keys4, positions, request, c.pages, *shared.index_keys, ratio=layer.ratio)
-    kv = rope(latent, positions, c.rope_table(layer), heads=1, name="kv")
-    kv4 = quantize_fp4_e4m3(kv, block=16, name="kv4")
-    kv_write(*kv4, positions, request, c.pages, *shared.kv, ratio=layer.ratio)
+    with c.b.scope("compressor"):
+        if layer.ratio == 2:
+            groups = Sym("num_groups", c.rows.max)
+            group_rows = c.input("group_rows", (groups,))
+            positions = c.input("group_positions", (groups,))
+            request = c.input("group_request", (groups,))
+            value = c.linear(u, f"{a}.wkv", out="f32")
+            gate = c.linear(u, f"{a}.wgate", out="f32")
+            pending = c.b.state(f"{p}.pending", TensorType((c.slots, 2, c.cfg.head_dim), F32))
+            latent = compress_pairs(value, gate, group_rows, request, c.rows_of.spans, pending)
+            pending_write(value, gate, c.rows_of.positions, c.rows_of.spans, pending)
+        else:
+            latent = c.linear(u, f"{a}.wkv")
+        latent = c.norm(latent, f"{a}.norm.weight")
+        kv = rope(latent, positions, c.rope_table(layer), heads=1, name="kv")
+        kv4 = quantize_fp4_e4m3(kv, block=16, name="kv4")
+        shared.kv = c.kv_cache(layer.index)
+        kv_write(*kv4, positions, request, c.pages, *shared.kv, ratio=layer.ratio)
+    with c.b.scope("indexer"):  # its keys are made of the latent before rotation
+        keys = c.norm(c.linear(latent, f"{p}.attn.indexer.wk"), f"{p}.attn.indexer.k_norm.weight")
+        keys = rope(keys, positions, c.rope_table(layer), heads=1, name="key")
+        keys4 = quantize_fp4(keys, block=BLOCK, name="key4")
+        shared.index_keys = c.index_cache(layer.index)
+        kv_write(*keys4, positions, request, c.pages, *shared.index_keys, ratio=layer.ratio)
 
 
 def select(c: Context, layer: LayerSpec, u: Value, qr: Value, p: str, shared: Shared) -> None:
@@ -83,8 +87,8 @@ def select(c: Context, layer: LayerSpec, u: Value, qr: Value, p: str, shared: Sh
     cfg, rows = c.cfg, c.rows_of
     assert shared.index_keys is not None
     q = c.linear_fp8(qr, f"{p}.attn.indexer.wq_b")
-    q = rope(q, rows.positions, c.rope_table(layer), heads=cfg.index_n_heads, name="index_q")
-    q4 = quantize_fp4(q, block=BLOCK, name="index_q4")
+    q = rope(q, rows.positions, c.rope_table(layer), heads=cfg.index_n_heads, name="q")
+    q4 = quantize_fp4(q, block=BLOCK, name="q4")
     weights = c.linear(u, f"{p}.attn.indexer.weights_proj")
     scale = cfg.index_head_dim ** -0.5 * cfg.index_n_heads ** -0.5
     scores = index_scores(*q4, weights, rows.positions, rows.request, c.pages, *shared.index_keys,
@@ -99,7 +103,7 @@ def select(c: Context, layer: LayerSpec, u: Value, qr: Value, p: str, shared: Sh
     shared.topk = topk(scores, rows.positions, k=cfg.index_topk, ratio=layer.ratio)
 
 
-def attention(c: Context, layer: LayerSpec, u: Value, p: str, shared: Shared) -> Value:
+def attention(c: Context, layer: LayerSpec, p: str, shared: Shared, u: Value) -> Value:
     """The whole attention of target layer ``layer`` on its normed, collapsed input ``u``."""
     cfg, rows = c.cfg, c.rows_of
     qr, q = queries(c, layer, u, p)
@@ -107,7 +111,8 @@ def attention(c: Context, layer: LayerSpec, u: Value, p: str, shared: Shared) ->
     if layer.is_kv_source:
         compress(c, layer, u, p, shared)
     if layer.is_index_source:
-        select(c, layer, u, qr, p, shared)
+        with c.b.scope("indexer"):
+            select(c, layer, u, qr, p, shared)
     ring, ring_sf = c.ring(p)
     sink = c.w(f"{p}.attn.attn_sink")
     operands = (q, k, k_sf, ring, ring_sf, sink, rows.positions, rows.request, rows.spans)

@@ -36,7 +36,7 @@ def sublayer(c: Context, p: str, kind: str, streams: Value, pre: Value,
         return hyper_post(run(u), streams, post, comb), next_pre
 
 
-def moe(c: Context, u: Value, p: str, experts_per_token: int, *, images: bool = True) -> Value:
+def moe(c: Context, p: str, experts_per_token: int, u: Value, *, images: bool = True) -> Value:
     """Routed experts (fp4 weights) and the shared expert (fp8) on ``u``; spec §2.8, §2.9.
 
     Without ``images`` (DSpark blocks) no row can be an image's, and ``bias_vl`` is not read.

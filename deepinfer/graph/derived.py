@@ -55,14 +55,14 @@ def weight_sources(cfg: ModelConfig, values: Iterable[Value]) -> dict[str, Any]:
     """The loader's table for these WEIGHT values.
 
     Returns:
-        ``values``: by value name, {"of", "layout"?} with "of" an entry of ``stored``, or
-        {"derive", ...}. ``stored``: everything a checkpoint must hold, used or not, as {"tensors",
-        "count", "dtype", "shape", "unused"?, "optional"?}; stacked when count > 1.
+        ``values``: by value name, {"of"} an entry of ``stored`` (laid out as the name says after
+        "|"), or {"derive", ...}. ``stored``: everything a checkpoint must hold, used or not, as
+        {"tensors", "count", "dtype", "shape", "unused"?, "optional"?}; stacked when count > 1.
     """
     table = {d.value: d for d in weight_table(cfg)}
     found: dict[str, Any] = {}
     for value in values:
-        base, _, layout = value.name.partition("|")
+        base = value.name.partition("|")[0]  # what follows names a layout
         if base.startswith("derived.rope"):
             found[value.name] = _rope(cfg, value)
         elif base == "derived.token_map":
@@ -70,8 +70,6 @@ def weight_sources(cfg: ModelConfig, values: Iterable[Value]) -> dict[str, Any]:
         elif base not in table:
             raise IRError(f"weight '{value.name}' is no tensor of the checkpoint",
                           where="weight sources", next="declare it in graph/weights.py")
-        elif layout:
-            found[value.name] = {"layout": layout, "of": base}
         else:
             found[value.name] = {"of": base}
     stored = {

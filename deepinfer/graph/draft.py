@@ -7,6 +7,8 @@ the last draft, with the target's taps; *block rows* are the anchor and the nois
 
 from __future__ import annotations
 
+from functools import partial
+
 from deepinfer.graph.attention import output, queries, window_kv
 from deepinfer.graph.blocks import moe, sublayer
 from deepinfer.graph.config import LayerSpec, ModelConfig
@@ -55,13 +57,13 @@ def draft(cfg: ModelConfig, limits: Limits) -> Graph:
         for i, stage in enumerate(cfg.stages):
             p = f"mtp.{i}"
             streams, pre = sublayer(c, p, "attn", streams, pre,
-                                    lambda u, s=stage, p=p: block_attention(c, s, u, p))
-            streams, pre = sublayer(c, p, "ffn", streams, pre, lambda u, p=p: moe(
-                c, u, p, cfg.dspark_num_experts_per_tok, images=False))
+                                    partial(block_attention, c, stage, p))
+            streams, pre = sublayer(c, p, "ffn", streams, pre, partial(
+                moe, c, p, cfg.dspark_num_experts_per_tok, images=False))
         return b.graph(markov(c, hyper_collapse(streams, pre, name="draft.h"), drafting))
 
 
-def block_attention(c: Context, stage: LayerSpec, u: Value, p: str) -> Value:
+def block_attention(c: Context, stage: LayerSpec, p: str, u: Value) -> Value:
     """Attention of a stage: every block row sees the ring and the whole block (spec §5.3)."""
     _, q = queries(c, stage, u, p)
     k, k_sf = window_kv(c, stage, u, p)

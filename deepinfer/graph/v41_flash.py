@@ -6,6 +6,8 @@ request) and ``verify`` (an anchor and its drafts a request; every row is sample
 
 from __future__ import annotations
 
+from functools import partial
+
 from deepinfer.graph.attention import Shared, attention
 from deepinfer.graph.blocks import engram, moe, sublayer
 from deepinfer.graph.config import ModelConfig
@@ -45,9 +47,9 @@ def forward(cfg: ModelConfig, limits: Limits, phase: str) -> Graph:
                 with b.scope(p):
                     taps.append(hyper_mean(streams, name="tap"))
             streams, pre = sublayer(c, p, "attn", streams, pre,
-                                    lambda u, at=layer, p=p: attention(c, at, u, p, shared))
+                                    partial(attention, c, layer, p, shared))
             streams, pre = sublayer(c, p, "ffn", streams, pre,
-                                    lambda u, p=p: moe(c, u, p, cfg.num_experts_per_tok))
+                                    partial(moe, c, p, cfg.num_experts_per_tok))
         with b.scope("head"):
             last = hyper_collapse(streams, pre)
             if phase == "prefill":  # only the rows a request asked for reach the head

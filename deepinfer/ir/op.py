@@ -110,12 +110,12 @@ class Op:
     def run(self, arrays: tuple[np.ndarray[Any, Any], ...], attrs: Attrs
             ) -> tuple[np.ndarray[Any, Any], ...]:
         """Run the reference on arrays and check what it returns against the signature."""
-        with np.errstate(all="ignore"):  # NaN and inf rows are data here, not accidents
-            got = self.reference(*arrays, **attrs)
-        got = () if got is None else got if isinstance(got, tuple) else (got,)
         unifier = self.unifier(attrs)
         expected = unifier.unify(tuple(_type_of(a, o.dtype) for a, o in
                                        zip(arrays, self.signature.inputs, strict=True)))
+        with np.errstate(all="ignore"):  # NaN and inf rows are data here, not accidents
+            got = self.reference(*arrays, **attrs)
+        got = () if got is None else got if isinstance(got, tuple) else (got,)
         if len(got) != len(expected):
             raise IRError(f"reference returned {len(got)} arrays, expected {len(expected)}",
                           where=f"op {self.name}", next="correct the reference")

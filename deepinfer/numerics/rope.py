@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from deepinfer.errors import DeepInferError
+from deepinfer.numerics.functions import MAX_ANGLE, cos_sin
 
 F32 = NDArray[np.float32]
 
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510")
+_TABLE_CHUNK = 4096  # positions at a time: the float64 intermediates stay small
 
 
 def _round_f32(x: Decimal) -> float:
@@ -82,3 +84,30 @@ def rope_angles(positions: ArrayLike, theta: F32) -> F32:
     """
     rows: F32 = np.asarray(positions, np.int32).astype(np.float32)
     return rows[:, None] * np.asarray(theta, np.float32)[None, :]
+
+
+def rope_table(
+    rows: int, base: float, rope_dims: int, yarn: tuple[float, int, float, float] | None = None
+) -> F32:
+    """The table that op ``rope`` reads: table[p] = cos_0, sin_0, cos_1, sin_1, ... of position p.
+
+    Args:
+        rows: number of positions, from 0; the largest angle must stay below `MAX_ANGLE`.
+        base, rope_dims, yarn: as for `rope_theta`.
+    Returns: f32[rows, R].
+    Raises: DeepInferError for more rows than `cos_sin` has exact angles for.
+    Source: spec §2.1, DESIGN §5.
+    """
+    if rows > MAX_ANGLE:
+        raise DeepInferError(
+            f"a RoPE table of {rows} positions, expected at most {int(MAX_ANGLE)}",
+            where="rope_table",
+            next="lower max_model_len",
+        )
+    theta = rope_theta(base, rope_dims, yarn)
+    table = np.empty((rows, rope_dims), np.float32)
+    for start in range(0, rows, _TABLE_CHUNK):
+        stop = min(start + _TABLE_CHUNK, rows)
+        cos, sin = cos_sin(rope_angles(np.arange(start, stop), theta))
+        table[start:stop, 0::2], table[start:stop, 1::2] = cos, sin
+    return table

@@ -34,13 +34,14 @@ def engram_hash(lookback: Array, image: Array, token_map: Array, *, multipliers:
             ones.
         image: 1 for image tokens, which are blocked from themselves on.
         token_map: class of each token id. multipliers: one per lookback. primes: rows per column.
-        heads: columns per n-gram size. pad: class of a blocked token. columns: all columns.
+        heads: columns per n-gram size. pad: the token id whose class stands for a blocked token.
+        columns: all columns.
     Source: spec §2.10 "Hash".
     """
     known = (lookback >= 0) & (lookback < len(token_map))
     known[:, 0] &= image == 0
     constants = engram.EngramHash(tuple(multipliers), tuple(primes),
-                                  tuple(accumulate(primes, initial=0))[:-1], pad)
+                                  tuple(accumulate(primes, initial=0))[:-1], int(token_map[pad]))
     assert constants.heads == heads and len(primes) == columns
     return engram.engram_hash(token_map[np.where(known, lookback, 0)], ~known, constants)
 
@@ -54,7 +55,8 @@ def engram_gather(rows: Array, table: Array, sf: Array) -> Array:
     Source: spec §2.10 "Module".
     """
     n, q = rows.shape
-    values = decode_e4m3(table[rows]).reshape(n, q, -1, 32) * decode_ue8m0(sf[rows])[..., None]
+    blocks = decode_e4m3(table[rows]).reshape(n, q, sf.shape[1], 32)
+    values = blocks * decode_ue8m0(sf[rows])[..., None]
     return to_bf16(values).reshape(n, q * table.shape[1])
 
 

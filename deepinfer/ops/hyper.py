@@ -64,7 +64,7 @@ def hyper_mix(x: Array, fn: Array, base: Array, scale: Array, *, hc: int, iters:
     Source: spec §2.3.
     """
     one = np.float32(hc_eps)
-    v = f32(x).reshape(len(x), -1)
+    v = f32(x).reshape(len(x), hc * x.shape[2])
     rho = rsqrt(lane_sum(v * v) / np.float32(v.shape[1]) + np.float32(eps))
     m = linear_fp32(v, fn) * rho[:, None]
     pre = sigmoid(m[:, :hc] * scale[0] + base[:hc]) + one

@@ -11,6 +11,7 @@ from deepinfer.ir import Order, op
 from deepinfer.numerics.formats import dequantize_fp4, dequantize_fp8, f32, to_bf16
 from deepinfer.numerics.functions import silu, softplus
 from deepinfer.numerics.sums import gemm
+from deepinfer.ops.packed import unpack_e2m1
 
 Array = NDArray[Any]
 
@@ -121,7 +122,7 @@ def expert_reduce(y: Array, idx: Array, shared: Array) -> Array:
     Source: spec §2.9, §11.7.
     """
     n, k = idx.shape
-    rows = f32(y).reshape(n, k, -1)
+    rows = f32(y).reshape(n, k, y.shape[1])
     total = rows[:, 0]
     for j in range(1, k):
         total = total + rows[:, j]
@@ -144,14 +145,6 @@ def group_rows(idx: Array, *, experts: int) -> tuple[Array, Array]:
     return np.argsort(flat, kind="stable").astype(np.int32), offsets.astype(np.int32)
 
 
-def _tiled_weight(w: Array, sf: Array, m: int) -> Array:
-    """One expert's weight out of tiles of 16 rows, (tile, k pair, row, even or odd k), to bf16."""
-    tiles, pairs = w.shape[:2]
-    codes = w.reshape(tiles, pairs, 16).swapaxes(1, 2).reshape(tiles * 16, pairs)
-    scales = sf.swapaxes(1, 2).reshape(tiles * 16, -1)
-    return dequantize_fp4(codes[:m], scales[:m], 32)
-
-
 @op("x:bf16[N,C], w1:e2m1[E,B,C/2,32], s1:ue8m0[E,B,C/32,16], w3:e2m1[E,B,C/2,32], "
     "s3:ue8m0[E,B,C/32,16], order:i32[N*K], offsets:i32[E+1], weight:f32[N,K] -> a:bf16[N*K,m]",
     order=EXPERT)
@@ -160,7 +153,7 @@ def grouped_gate_up(x: Array, w1: Array, s1: Array, w3: Array, s3: Array, order:
     """``expert_gate_up`` on widened tokens and tiled weights, expert by expert.
 
     Args:
-        x: tokens, of ``fake_quantize_fp8``. w1, s1, w3, s3: weights in tiles of 16 rows.
+        x: tokens, of ``fake_quantize_fp8``. w1, s1, w3, s3: weights in layout tile16_e2m1.
         order, offsets: of ``group_rows``. weight: of ``route``. m: rows of a weight without the
             padding. limit: swiglu_limit.
     Returns: row n*K + j, as ``expert_gate_up``.
@@ -172,8 +165,8 @@ def grouped_gate_up(x: Array, w1: Array, s1: Array, w3: Array, s3: Array, order:
     for e in range(len(w1)):
         rows = order[offsets[e]:offsets[e + 1]]
         if len(rows):
-            g = gemm(x[rows // k], _tiled_weight(w1[e], s1[e], m))
-            v = gemm(x[rows // k], _tiled_weight(w3[e], s3[e], m))
+            g = gemm(x[rows // k], unpack_e2m1(w1[e], s1[e])[:m])
+            v = gemm(x[rows // k], unpack_e2m1(w3[e], s3[e])[:m])
             a[rows] = _swiglu(g, v, weight.reshape(-1)[rows], limit)
     return a
 
@@ -184,8 +177,8 @@ def grouped_down(x: Array, w2: Array, s2: Array, order: Array, offsets: Array, *
     """``expert_down`` on widened rows and tiled weights, expert by expert.
 
     Args:
-        x: rows of ``grouped_gate_up`` after ``fake_quantize_fp8``. w2, s2: weights in tiles of 16
-            rows. order, offsets: of ``group_rows``. m: rows of a weight without the padding.
+        x: rows of ``grouped_gate_up`` after ``fake_quantize_fp8``. w2, s2: weights in layout
+            tile16_e2m1. order, offsets: of ``group_rows``. m: rows of a weight without the padding.
     Order: DESIGN §5 "cpu GEMM order"; a row's bits do not depend on its group.
     Source: spec §2.9.
     """
@@ -193,5 +186,5 @@ def grouped_down(x: Array, w2: Array, s2: Array, order: Array, offsets: Array, *
     for e in range(len(w2)):
         rows = order[offsets[e]:offsets[e + 1]]
         if len(rows):
-            y[rows] = to_bf16(gemm(x[rows], _tiled_weight(w2[e], s2[e], m)))
+            y[rows] = to_bf16(gemm(x[rows], unpack_e2m1(w2[e], s2[e])[:m]))
     return y

@@ -30,7 +30,7 @@ def rope(x: Array, positions: Array, table: Array, *, heads: int, inverse: bool 
     cos, sin = rows[:, None, 0::2], rows[:, None, 1::2]
     if inverse:
         sin = -sin
-    y = x.reshape(len(x), heads, -1).copy()
+    y = x.reshape(len(x), heads, x.shape[1] // heads).copy()
     v = f32(y[:, :, -width:])
     a, b = v[:, :, 0::2], v[:, :, 1::2]
     v = np.stack([a * cos - b * sin, a * sin + b * cos], axis=-1)

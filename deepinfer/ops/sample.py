@@ -59,8 +59,15 @@ def _choose(x: Array, purpose: int, temperature: Any, top_k: Any, top_p: Any, mi
     top = x[best]
     # The best is 0 even where the difference has no value, as for two infinities.
     s = np.where(x == top, np.float32(0), (x - top) / temperature)
-    e = exp(s)
+    kept = _kept(x, exp(s), top_k, top_p, min_p)
+    score = np.where(kept, s + gumbel(stream(seed, position, purpose), np.arange(len(x))), _LOWEST)
+    return int(np.argmax(score)) if kept.any() else int(best)
+
+
+def _kept(x: Array, e: Array, top_k: Any, top_p: Any, min_p: Any) -> Array:
+    """Which tokens pass the three filters; e is exp(s) of each."""
     kept = x > _LOWEST
+    ids = np.flatnonzero(kept)
     ranked = ids[np.argsort(-x[ids], kind="stable")]
     if 0 < top_k < len(ids):
         ranked = ranked[:top_k]
@@ -69,9 +76,8 @@ def _choose(x: Array, purpose: int, temperature: Any, top_k: Any, top_p: Any, mi
         goal = top_p * lane_sum(np.where(kept, e, np.float32(0)))
         better = np.add.accumulate(e[ranked], dtype=np.float32)  # serial: one running sum
         kept = _only(ranked[:1 + int(np.sum(better[:-1] < goal))], kept)
-    kept &= ~(e < min_p)
-    score = np.where(kept, s + gumbel(stream(seed, position, purpose), np.arange(len(x))), _LOWEST)
-    return int(np.argmax(score)) if kept.any() else int(best)
+    kept &= e >= min_p
+    return kept
 
 
 def _only(ids: Array, like: Array) -> Array:

@@ -1,7 +1,8 @@
 """Pass fuse_norm_quant: a norm whose only reader is an fp8 quantisation becomes one op.
 
 ``fake_quantize_fp8(rms_norm(x, w))`` becomes ``norm_fake_quant(x, w)``, and with ``quantize_fp8``
-``norm_quant(x, w)``. Exact: both round the normed row to bf16 in between.
+``norm_quant(x, w)``. Exact: both round the normed row to bf16 in between. Dead readers do not
+count: ``widen_activations`` leaves a quantiser behind whose codes nobody reads.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from deepinfer.ir.graph import Graph, Node
 from deepinfer.ir.op import Op
-from deepinfer.ir.rewrite import users, with_nodes
+from deepinfer.ir.rewrite import drop_dead, users, with_nodes
 from deepinfer.ir.types import Value
 from deepinfer.ops.norm import norm_fake_quant, norm_quant, rms_norm
 from deepinfer.ops.quant import fake_quantize_fp8, quantize_fp8
@@ -20,6 +21,7 @@ _FUSED: dict[Op, Op] = {fake_quantize_fp8: norm_fake_quant, quantize_fp8: norm_q
 
 def fuse_norm_quant(graph: Graph) -> Graph:
     """Fuse each rms_norm into the fp8 quantisation that alone reads it."""
+    graph = drop_dead(graph)
     readers = users(graph)
     norms: dict[Value, Node] = {
         n.outputs[0]: n for n in graph.nodes

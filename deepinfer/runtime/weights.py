@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer.checkpoint.layouts import LAYOUTS
+from deepinfer.checkpoint.layouts import apply_layout, rope_table
 from deepinfer.checkpoint.reader import CheckpointReader, check_closed
 from deepinfer.checkpoint.scales import check_weight_scales
 from deepinfer.checkpoint.token_map import token_map_for
-from deepinfer.numerics.rope import rope_table
-from deepinfer.program import Program
+from deepinfer.numerics.rope import rope_theta
 
 Array = np.ndarray[Any, Any]
 TAGS = {"bf16": "BF16", "f32": "F32", "e4m3": "F8_E4M3", "ue8m0": "F8_E8M0", "e2m1": "I8"}
@@ -25,29 +24,31 @@ def tensor_names(stored: Mapping[str, Any]) -> list[str]:
     return [pattern.replace("*", str(i)) for i in range(count)] if count > 1 else [pattern]
 
 
-def load_weights(program: Program, model: Path) -> dict[str, Array]:
-    """All weight values of a Program's phases.
+def load_weights(table: Mapping[str, Any], model: Path) -> dict[str, Array]:
+    """All weight values that a Program's phases read.
 
     Tensors that a kernel reads as stored are views of the mapped file.
 
     Args:
-        program: says what to load and how. model: the checkpoint directory.
+        table: a Program's manifest["weights"]: what to load and how. model: the checkpoint's
+            directory.
 
     Raises:
         CheckpointError: a tensor is missing, extra, of another type, or holds a bad scale.
     """
-    table = program.manifest["weights"]
     stored = table["stored"]
     with CheckpointReader(model) as reader:
         _check_names(reader, stored)
         for name, entry in stored.items():
             if "unused" not in entry:
                 _check_scales(reader, name, entry, stored)
-        return {name: _load(reader, model, how, stored) for name, how in table["values"].items()}
+        return {name: _load(name, reader, model, how, stored)
+                for name, how in table["values"].items()}
 
 
 def _check_names(reader: CheckpointReader, stored: Mapping[str, Any]) -> None:
-    declared, unused = [], []
+    declared: list[str] = []
+    unused: list[str] = []
     for entry in stored.values():
         (unused if "unused" in entry or "optional" in entry else declared).extend(
             tensor_names(entry))
@@ -61,9 +62,9 @@ def _check_names(reader: CheckpointReader, stored: Mapping[str, Any]) -> None:
 
 def _check_scales(reader: CheckpointReader, name: str, entry: Mapping[str, Any],
                   stored: Mapping[str, Any]) -> None:
-    scale = stored.get(name.removesuffix(".weight") + ".scale") if name.endswith(".weight") else None
-    if scale is None or entry["dtype"] not in ("e4m3", "e2m1"):
+    if entry["dtype"] not in ("e4m3", "e2m1"):
         return
+    scale = stored[name.removesuffix(".weight") + ".scale"]
     per_row = scale["shape"][0] == entry["shape"][0]  # one scale per 32 of a row, or per tile
     for weight_name, scale_name in zip(tensor_names(entry), tensor_names(scale), strict=True):
         check_weight_scales(reader.raw(weight_name), reader.raw(scale_name),
@@ -71,15 +72,16 @@ def _check_scales(reader: CheckpointReader, name: str, entry: Mapping[str, Any],
                             where=f"{reader.info(weight_name).file}, {weight_name}")
 
 
-def _load(reader: CheckpointReader, model: Path, how: Mapping[str, Any],
+def _load(name: str, reader: CheckpointReader, model: Path, how: Mapping[str, Any],
           stored: Mapping[str, Any]) -> Array:
     if how.get("derive") == "rope":
         yarn = how["yarn"]
-        return rope_table(how["rows"], how["base"], how["dims"], tuple(yarn) if yarn else None)
+        theta = rope_theta(how["base"], how["dims"], tuple(yarn) if yarn else None)
+        return rope_table(theta, how["rows"])
     if how.get("derive") == "token_map":
         return token_map_for(model, vocab_size=how["vocab_size"], classes=how["classes"],
                              pad=how["pad"])
     entry = stored[how["of"]]
     arrays = [reader.raw(t) for t in tensor_names(entry)]
     source = arrays[0] if len(arrays) == 1 else np.stack(arrays)
-    return LAYOUTS[how["layout"]](source) if "layout" in how else source
+    return apply_layout(name, source)

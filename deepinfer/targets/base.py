@@ -179,11 +179,14 @@ class LoweredKernel:
         symbol: the function's name in the text.
         text: the source.
         params: (name, C type) in the order of the emitted signature.
+        launch: what a device needs to start it beyond its arguments, as JSON data: grid, threads,
+            shared memory, tensor maps. Sizes may be expressions of the op's dims. Empty on cpu.
     """
 
     symbol: str
     text: str
     params: tuple[tuple[str, str], ...]
+    launch: Mapping[str, Any] = field(default_factory=dict)
 
 
 def by_op(kernels: tuple[Kernel, ...]) -> dict[str, Kernel]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from deepinfer.ir.op import Op, _type_of
 from deepinfer.ir.types import Dim, Sym, TensorType
+from deepinfer.runtime.devices.isa import host_levels
 from deepinfer.targets.base import Kernel, Schedule, Spec
 from deepinfer.targets.cpu.toolchain import compile_library, thunk_text
 from deepinfer.targets.tile import lower_c
@@ -21,25 +22,24 @@ Array = np.ndarray[Any, Any]
 _CACHE = Path(tempfile.gettempdir()) / "deepinfer-test-objects"
 
 
-def host_levels() -> list[str]:
-    """The ISA levels this machine can run, lowest first."""
-    flags = set(Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split())
-    levels = ["generic"]
-    if {"avx2", "fma", "f16c"} <= flags:
-        levels.append("avx2")
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
-        levels.append("avx512")
-    if {"amx_tile", "amx_bf16"} <= flags:
-        levels.append("amx")
-    return levels
-
-
 @cache
 def _library(text: str, isa: str) -> ctypes.CDLL:
     _CACHE.mkdir(exist_ok=True)
     out = _CACHE / f"{hashlib.sha256((isa + text).encode()).hexdigest()}.so"
     compile_library({"kernel": text}, isa, out, _CACHE)
     return ctypes.CDLL(str(out))
+
+
+_TEXTS: dict[str, str] = {}
+
+
+def _text(kernel: Kernel, spec: Spec) -> str:
+    """The kernel's source with its thunk made visible; lowered once per spec."""
+    if spec.key() not in _TEXTS:
+        text = thunk_text(lower_c(kernel.build(spec), "kernel"), spec)
+        _TEXTS[spec.key()] = text.replace(
+            'extern "C" void', 'extern "C" __attribute__((visibility("default"))) void')
+    return _TEXTS[spec.key()]
 
 
 def run_kernel(op: Op, kernel: Kernel, arrays: tuple[Array, ...], attrs: dict[str, Any], *,
@@ -58,6 +58,9 @@ def run_kernel(op: Op, kernel: Kernel, arrays: tuple[Array, ...], attrs: dict[st
     out_types = op.infer(tuple(concrete), full)
     sizes: dict[str, int] = {}
     types = []
+    fixed = {k: v for k, v in full.items() if isinstance(v, int)}
+    for t, operand in zip(concrete, op.signature.inputs, strict=True):
+        fixed |= {n: d for n, d in zip(operand.dims, t.shape, strict=True) if isinstance(d, int)}
     for t, operand in zip(concrete, op.signature.inputs, strict=True):
         shape: list[Dim] = []
         for text, size in zip(operand.dims, t.shape, strict=True):
@@ -66,8 +69,8 @@ def run_kernel(op: Op, kernel: Kernel, arrays: tuple[Array, ...], attrs: dict[st
             if base in names and text == base:
                 sizes[base] = size
                 shape.append(Sym(base, 1 << 20))
-            elif base in names and rest.isdigit():
-                shape.append(Sym(base, 1 << 20, int(rest)))
+            elif base in names:
+                shape.append(Sym(base, 1 << 20, int(rest) if rest.isdigit() else fixed[rest]))
             else:
                 shape.append(size)
         types.append(TensorType(tuple(shape), t.dtype))
@@ -75,8 +78,7 @@ def run_kernel(op: Op, kernel: Kernel, arrays: tuple[Array, ...], attrs: dict[st
     unifier.unify(tuple(types))
     spec = Spec(op, dict(unifier.dims), dict(unifier.dtypes), full,
                 schedule or kernel.space(Spec(op, dict(unifier.dims), dict(unifier.dtypes), full))[0])
-    text = thunk_text(lower_c(kernel.build(spec), "kernel"), spec)
-    thunk = _library(text, isa).kernel_thunk
+    thunk = _library(_text(kernel, spec), isa).kernel_thunk
     outputs = []
     for t in out_types:
         empty = np.empty(t.storage({}), t.dtype.numpy)

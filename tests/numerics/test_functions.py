@@ -79,7 +79,8 @@ def all_kinds(count: int = 220_000) -> np.ndarray:
         + [np.sqrt(0.5), np.sqrt(2), 2.0**-126, 2.0**-149, 3.4028235e38, np.inf, np.nan],
         np.float32,
     )
-    up = np.nextafter(edges, np.float32(np.inf))
+    with np.errstate(over="ignore"):
+        up = np.nextafter(edges, np.float32(np.inf))
     edges = np.concatenate([edges, np.nextafter(edges, np.float32(0)), up])
     signalling = np.array([0x7F800001, 0xFF800001, 0x7FFFFFFF], np.uint32).view(np.float32)
     x = np.concatenate([patterns, moderate, small, denormal, edges, signalling])

@@ -38,7 +38,7 @@ def build(phases: Mapping[str, PhaseLike], kernels: Mapping[str, LoweredKernel],
     sources = {s: thunk_text(k, specs[s]) for s, k in kernels.items()}
     sources["step"] = step_text(dict(phases), abi)
     files = {f"src/{name}.cc": text.encode() for name, text in sources.items()}
-    files |= {f"src/micro/{p.name}": p.read_bytes() for p in sorted(MICRO.glob("*.h"))}
+    files |= {f"src/micro/{p.name}": p.read_bytes() for p in sorted(MICRO.iterdir())}
     for level in isa:
         with tempfile.TemporaryDirectory() as scratch:
             library = Path(scratch) / f"{level}.so"

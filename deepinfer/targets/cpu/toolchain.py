@@ -16,7 +16,6 @@ from deepinfer.errors import ToolchainError
 from deepinfer.targets.base import LoweredKernel, Spec
 
 MICRO = Path(__file__).parent / "micro"
-HEADERS = ("prelude.h",)
 
 # -ffp-contract=off: a*b+c stays two roundings. -fno-trapping-math and -fno-math-errno let loops
 # vectorise and change no value. -fno-strict-aliasing: TileLang's reinterpret is a pointer cast.
@@ -61,7 +60,7 @@ def compiler_version() -> str:
 def micro_digest() -> str:
     """sha256 over the micro-kernel headers: part of every binary's content key."""
     digest = hashlib.sha256()
-    for path in sorted(MICRO.glob("*.h")):
+    for path in sorted(MICRO.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -94,7 +93,7 @@ def thunk_text(lowered: LoweredKernel, spec: Spec) -> str:
 
 def compile_library(sources: Mapping[str, str], isa: str, out: Path, cache_dir: Path,
                     jobs: int | None = None) -> None:
-    """Compile each source (name -> text) and link them into the shared library ``out``.
+    """Compile each source (name -> text) and the micro-kernels, and link them into ``out``.
 
     Objects are cached by content in ``cache_dir``; both they and the library appear by atomic
     rename, so an interrupted build leaves nothing half-made.
@@ -119,6 +118,7 @@ def compile_library(sources: Mapping[str, str], isa: str, out: Path, cache_dir: 
                 os.replace(Path(scratch) / "kernel.o", target)
         return target
 
+    sources = {**sources, "micro": (MICRO / "micro.cc").read_text()}
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
         objects = list(pool.map(build, sorted(sources.items())))
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:

@@ -39,19 +39,20 @@ def block_amax(amax, x, row, start, block):
 
 
 @T.macro
-def fake_quantize_row(amax, code, x, row, y, to, C, block, scale, quantize, decode):
+def fake_quantize_row(amax, code, codes, x, row, y, to, C, block, scale, quantize, decode):
     """Quantise row ``row`` of x per block and write what the codes stand for to row ``to`` of y.
 
-    ``scale``, ``quantize`` and ``decode`` name the functions of formats.h.
+    ``scale``, ``quantize`` and ``decode`` name the functions of formats.h; encoding and decoding
+    in two loops over ``codes`` lets the compiler vectorise both.
     """
     for g in T.serial(C // block):
         block_amax(amax, x, row, g * block, block)
         code[0] = call(scale, amax[0], type="uint8")
         amax[0] = call("di_ue8m0_to_f32", code[0])
         for i in T.serial(block):
-            y[to, g * block + i] = bf16(
-                call(decode, call(quantize, f32(x[row, g * block + i]), code[0], type="uint8"))
-                * amax[0])
+            codes[i] = call(quantize, f32(x[row, g * block + i]), code[0], type="uint8")
+        for i in T.serial(block):
+            y[to, g * block + i] = bf16(call(decode, codes[i]) * amax[0])
 
 
 @T.macro

@@ -34,16 +34,16 @@ def engram_hash(spec: Spec):
             rest = T.alloc_var("int64")
             open_ = image[n] == 0
             rho = T.uint64(0)
-            for i in T.unroll(A):
+            for i in T.unroll(A, explicit=True):
                 if lookback[n, i] < 0 or lookback[n, i] >= V:
                     open_ = False
-                term = T.int64(attrs["pad"])
+                term = T.cast(token_map[attrs["pad"]], "int64")
                 if open_:
                     term = T.cast(token_map[lookback[n, i]], "int64")
                 # Unsigned, where a product may wrap.
                 rho = rho ^ (T.cast(term, "uint64") * T.cast(pick(multipliers, i), "uint64"))
                 if i > 0:
-                    for h in T.unroll(heads):
+                    for h in T.unroll(heads, explicit=True):
                         rest = T.truncmod(T.cast(rho, "int64"), pick(primes, (i - 1) * heads + h))
                         if rest < 0:
                             rest = rest + pick(primes, (i - 1) * heads + h)

@@ -18,7 +18,8 @@ def fake_quantize_fp8(spec: Spec):
         with T.Kernel(hi - lo) as item:
             amax = T.alloc_local((1,), "float32")
             code = T.alloc_local((1,), "uint8")
-            fake_quantize_row(amax, code, x, lo + item, y, lo + item, C, block, "di_fp8_scale",
-                              "di_quantize_fp8", "di_e4m3_to_f32")
+            codes = T.alloc_local((block,), "uint8")
+            fake_quantize_row(amax, code, codes, x, lo + item, y, lo + item, C, block,
+                              "di_fp8_scale", "di_quantize_fp8", "di_e4m3_to_f32")
 
     return body

@@ -5,14 +5,14 @@ import tilelang.language as T
 from deepinfer.targets.base import Spec, grid, kernel
 from deepinfer.targets.cpu.dialect import bf16, call, dims
 
-COLUMNS = 16
+COLUMNS, ROWS = 16, 96  # of a tile; of one GEMM call
 
 
-# tiles, rows: as in grouped_gate_up.
-@kernel("grouped_down", items="E*B", space=lambda _: grid(tiles=(4, 1, 16), rows=(96, 32)))
+# tiles: as in grouped_gate_up.
+@kernel("grouped_down", items="E*B", space=lambda _: grid(tiles=(4, 1)))
 def grouped_down(spec: Spec):
     Z, I, E, B = dims(spec, "Z", "I", "E", "B")
-    m, tiles, rows = spec.attrs["m"], spec.schedule["tiles"], spec.schedule["rows"]
+    m, tiles = spec.attrs["m"], spec.schedule["tiles"]
 
     @T.prim_func
     def body(x: T.Tensor((Z, I), "uint16"), w2: T.Tensor((E, B, I // 2, COLUMNS), "uint8"),
@@ -20,16 +20,21 @@ def grouped_down(spec: Spec):
              offsets: T.Tensor((E + 1,), "int32"), y: T.Tensor((Z, m), "uint16"),
              lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
-            group = (lo + item) // (E * tiles)
-            rest = (lo + item) % (E * tiles)
-            width = T.min(tiles, B - group * tiles)
-            e = rest // width
-            b = group * tiles + rest % width
-            acc = T.alloc_local((rows, COLUMNS), "float32")
+            left = T.alloc_var("int32")  # the first of the tiles that this run of items shares
+            rest = T.alloc_var("int32")
+            width = T.alloc_var("int32")
+            e = T.alloc_var("int32")
+            b = T.alloc_var("int32")
+            left = T.truncdiv(lo + item, E * tiles) * tiles
+            rest = T.truncmod(lo + item, E * tiles)
+            width = T.min(tiles, B - left)
+            e = T.truncdiv(rest, width)
+            b = left + T.truncmod(rest, width)
+            acc = T.alloc_local((ROWS, COLUMNS), "float32")
             first = T.alloc_var("int32")
             first = offsets[e]
             while first < offsets[e + 1]:
-                count = T.min(rows, offsets[e + 1] - first)
+                count = T.min(ROWS, offsets[e + 1] - first)
                 T.evaluate(call("di_gemm_e2m1_rows", T.access_ptr(x[0, 0], "r"), I,
                                 T.access_ptr(order[first], "r"), T.access_ptr(w2[e, b, 0, 0], "r"),
                                 T.access_ptr(s2[e, b, 0, 0], "r"), I, count,

@@ -72,7 +72,7 @@ def hyper_mix(spec: Spec):
                 for l in T.serial(ROWS * LANES):
                     acc[l] = const(0)
                 for k in T.serial(K // LANES):
-                    for r in T.serial(ROWS):
+                    for r in T.unroll(ROWS):
                         for l in T.serial(LANES):
                             acc[r * LANES + l] = acc[r * LANES + l] + f32(
                                 x[T.min(first + r, N - 1), k * LANES + l]) * fn[o, k * LANES + l]

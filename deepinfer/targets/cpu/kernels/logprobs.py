@@ -23,7 +23,9 @@ def logprobs(spec: Spec):
             best = T.alloc_local((k + 1,), "float32")  # one more than is kept: the one pushed out
             ids = T.alloc_local((k + 1,), "int32")
             count = 0
-            best[k - 1] = lowest
+            for j in T.serial(k + 1):
+                best[j] = lowest
+                ids[j] = 0
             for v in T.serial(V):
                 value = logits[q, v]
                 value = T.if_then_else(value == value, value, lowest)

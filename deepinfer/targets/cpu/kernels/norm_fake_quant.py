@@ -18,8 +18,9 @@ def norm_fake_quant(spec: Spec):
         with T.Kernel(hi - lo) as item:
             acc = T.alloc_local((LANES,), "float32")
             code = T.alloc_local((1,), "uint8")
+            codes = T.alloc_local((block,), "uint8")
             norm_row(acc, x, lo + item, w, y, lo + item, C, eps)
-            fake_quantize_row(acc, code, y, lo + item, y, lo + item, C, block, "di_fp8_scale",
-                              "di_quantize_fp8", "di_e4m3_to_f32")
+            fake_quantize_row(acc, code, codes, y, lo + item, y, lo + item, C, block,
+                              "di_fp8_scale", "di_quantize_fp8", "di_e4m3_to_f32")
 
     return body

@@ -83,11 +83,15 @@ def sample(spec: Spec):
                     x = logits[q, v]
                     if x > lowest and call("di_rank_key", x, v, type="uint64") >= cutoff:
                         score = scaled(x, top, temperature[q])
-                        if not call("di_exp", score) < min_p[q]:
-                            score = score + call("di_noise_gumbel", noise, v)
-                            if score > best:
-                                best = score
-                                pick = v
+                        if min_p[q] <= const(0) or call("di_exp", score) >= min_p[q]:
+                            # Noise above best - score needs -log(1 - u) < exp(score - best), and u
+                            # is smaller yet: most tokens lose without a logarithm.
+                            u = call("di_noise_uniform", noise, v)
+                            if u <= call("di_exp", score - best) * const(1.001):
+                                score = score + call("di_noise_gumbel", noise, v)
+                                if score > best:
+                                    best = score
+                                    pick = v
             token[q] = pick
 
     return body

@@ -20,8 +20,9 @@ typedef uint64_t U64x2 __attribute__((vector_size(16)));
 
 // A sum rounded to fp32, and flushed if it is still tiny then: FTZ decides after rounding.
 inline F64x2 round_to_f32(F64x2 sum) {
-  const double tiny = 0x1p-126 - 0x1p-151;  // this and more rounds to 2^-126 in 24 bits
-  const uint64_t sign = 1ull << 63;
+  const double limit = 0x1p-126 - 0x1p-151;  // this and more rounds to 2^-126 in 24 bits
+  const F64x2 tiny = {limit, limit};
+  const U64x2 sign = {1ull << 63, 1ull << 63};
   const U64x2 bits = (U64x2)sum, flushed = (U64x2)((F64x2)(bits & ~sign) < tiny);
   const F64x2 kept = (F64x2)(bits & (~flushed | sign));
   return __builtin_convertvector(__builtin_convertvector(kept, F32x2), F64x2);
@@ -34,7 +35,8 @@ inline void run_chains(const float* a, const float (*w)[kCols], F64x2* chain) {
     for (int v = 0; v < 4; ++v) {
       F32x2 weights;
       memcpy(&weights, w[j] + 2 * v, 8);
-      const F64x2 product = (double)a[j] * __builtin_convertvector(weights, F64x2);
+      const F64x2 factor = {a[j], a[j]};
+      const F64x2 product = factor * __builtin_convertvector(weights, F64x2);
       chain[v] = round_to_f32(product + chain[v]);
     }
 }

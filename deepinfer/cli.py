@@ -1,0 +1,181 @@
+"""The `deepinfer` command: parse the arguments, call one handler, turn errors into exit codes.
+
+Exit codes: 0 ok; 1 a checked property is false; 2 usage, an argument that cannot be used included;
+3 environment (a compiler, a library or a machine level is missing); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from deepinfer import errors
+from deepinfer.settings import ISA_LEVELS, warn_unknown
+
+PHASES = ("prefill", "decode", "verify", "draft")
+TARGETS = ("cpu", "sm100", "ascend950")  # a test compares them with deepinfer.targets.base
+EXIT_CODES: tuple[tuple[type[errors.DeepInferError], int], ...] = (
+    (errors.RequestError, 2), (errors.CheckpointError, 2), (errors.ProgramError, 2),
+    (errors.ToolchainError, 3), (errors.TargetError, 3), (errors.NoKernelError, 3),
+    (errors.DeepInferError, 1),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: of the process); returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # generated text must print in any locale
+            stream.reconfigure(errors="backslashreplace")
+    args = parser().parse_args(argv)
+    _warn()
+    try:
+        handler = importlib.import_module(f"deepinfer.commands.{args.handler}")
+        code = int(handler.run(args))
+        sys.stdout.flush()
+        return code
+    except errors.DeepInferError as error:
+        print(f"deepinfer: {error}", file=sys.stderr)
+        return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+    except BrokenPipeError:
+        # The reader has seen enough. Python flushes stdout once more at exit: let that succeed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("deepinfer: interrupted", file=sys.stderr)
+        return 130
+
+
+def _warn() -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_unknown()
+    for warning in found:
+        print(f"deepinfer: warning: {warning.message}", file=sys.stderr)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; ``handler`` names the module that does the work."""
+    top = argparse.ArgumentParser(
+        prog="deepinfer", description="Compile and run DeepSeek-V4.1-Flash with equal bits.",
+        epilog="Data goes to stdout, progress to stderr. Exit codes: 0 ok, 1 a checked property is "
+               "false, 2 usage, 3 environment, 130 interrupted.")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    run = _command(commands, "run", "generate text from one prompt")
+    run.add_argument("model", nargs="?", metavar="MODEL",
+                     help="checkpoint directory (default: a random tiny model, made on first use)")
+    prompt = run.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT")
+    prompt.add_argument("--tokens", metavar="1,2,3|@FILE", help="token ids, or a JSON file of them")
+    run.add_argument("--max-tokens", type=int, default=64, metavar="N", help="(%(default)s)")
+    run.add_argument("--temperature", type=float, default=0.0, metavar="T",
+                     help="0 is greedy (%(default)s)")
+    run.add_argument("--top-p", type=float, default=1.0, metavar="P", help="(%(default)s)")
+    run.add_argument("--top-k", type=int, default=0, metavar="K", help="0 keeps all (%(default)s)")
+    run.add_argument("--seed", type=int, default=0, metavar="S",
+                     help="of the sampling noise (%(default)s)")
+    _threads(run)
+    _program(run)
+    _json(run)
+
+    score = _command(commands, "score", "logits of every position of a token list")
+    score.add_argument("model", metavar="MODEL", help="checkpoint directory")
+    score.add_argument("--tokens", required=True, metavar="1,2,3|@FILE",
+                       help="token ids, or a JSON file of them")
+    score.add_argument("--out", required=True, metavar="FILE.npz",
+                       help="gets the array `logits`, float32 [tokens, vocabulary]")
+    score.add_argument("--chunk", type=int, metavar="N",
+                       help="rows per prefill step; changes no bit")
+    _threads(score)
+    _program(score)
+    _json(score)
+
+    build = _command(commands, "compile", "compile a Program ahead of time; reads no weights")
+    build.add_argument("model", metavar="MODEL|CONFIG|v4.1-flash",
+                       help="checkpoint directory, config.json, or the release's name")
+    build.add_argument("--target", choices=TARGETS, default="cpu")
+    build.add_argument("--out", required=True, metavar="DIR")
+    build.add_argument("--isa", type=_levels, metavar="A,B", help="levels of target cpu, of: "
+                       f"{', '.join(ISA_LEVELS)} (default: the highest of this machine)")
+    build.add_argument("--jobs", type=int, metavar="N", help="compilers at once (default: cores)")
+    for name in ("max-model-len", "max-num-seqs", "max-num-batched-tokens"):
+        build.add_argument(f"--{name}", type=int, metavar="N")
+    _json(build)
+
+    _inspect(_command(commands, "inspect", "show ops, passes, targets, kernels, graphs, Programs"))
+
+    make = _command(commands, "make_model", "write a random checkpoint in the official layout")
+    make.add_argument("kind", choices=("tiny", "mini"), help="4 MB or 0.5 GB")
+    make.add_argument("out", metavar="OUT", help="directory")
+    make.add_argument("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
+
+    doctor = _command(commands, "doctor", "what this machine has, and what follows from it")
+    _json(doctor)
+    return top
+
+
+def _inspect(inspect: argparse.ArgumentParser) -> None:
+    things = inspect.add_subparsers(metavar="WHAT", required=True)
+    ops = _command(things, "ops", "the vocabulary", "inspect")
+    ops.add_argument("name", nargs="?", metavar="OP", help="show all of one op")
+    for name, text in (("passes", "a target's passes in order"),
+                       ("targets", "machine facts with their sources")):
+        command = _command(things, name, text, "inspect")
+        command.add_argument("--target", choices=TARGETS)
+        _json(command)
+    kernels = _command(things, "kernels", "how each op runs on each target", "inspect_kernels")
+    kernels.add_argument("--target", choices=TARGETS)
+    kernels.add_argument("--config", metavar="MODEL|CONFIG|v4.1-flash",
+                         help="whose graphs say which ops are used (default: the tiny model)")
+    kernels.add_argument("--program", metavar="DIR", help="a Program whose kernels count as built")
+    graph = _command(things, "graph", "the graph of a phase, or one layer of it", "inspect_graph")
+    source = graph.add_mutually_exclusive_group(required=True)
+    source.add_argument("model", nargs="?", metavar="MODEL|CONFIG|v4.1-flash")
+    source.add_argument("--config", metavar="MODEL|CONFIG|v4.1-flash", help="the same, by name")
+    graph.add_argument("--phase", choices=PHASES, help="(decode; draft where --layer is a stage)")
+    graph.add_argument("--layer", type=int, metavar="N")
+    graph.add_argument("--target", choices=TARGETS, default="cpu")
+    graph.add_argument("--lowered", action="store_true", help="after the target's passes")
+    graph.add_argument("--print-after", action="append", default=[], metavar="PASS",
+                       help="after this pass; may be repeated; 'all' for every pass")
+    program = _command(things, "program", "check a Program and say what is in it",
+                       "inspect_program")
+    program.add_argument("path", metavar="DIR")
+    program.add_argument("--phase", choices=PHASES, help="list its launches")
+    for command in (ops, kernels, program):
+        _json(command)
+
+
+def _command(to: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str,
+             handler: str | None = None) -> argparse.ArgumentParser:
+    made = to.add_parser(name.replace("_", "-"), help=text, description=text)
+    made.set_defaults(handler=handler or name, what=name)
+    return made
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="one JSON object, for machines")
+
+
+def _threads(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--threads", type=int, metavar="N",
+                         help="changes no bit (default: all cores)")
+
+
+def _program(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--program", metavar="DIR",
+                         help="use this Program (default: compile one, kept in the cache)")
+
+
+def _levels(text: str) -> tuple[str, ...]:
+    levels = tuple(dict.fromkeys(text.split(",")))
+    for level in levels:
+        if level not in ISA_LEVELS:
+            raise argparse.ArgumentTypeError(
+                f"no ISA level '{level}', expected some of {','.join(ISA_LEVELS)}")
+    return levels

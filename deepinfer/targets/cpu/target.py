@@ -1,0 +1,60 @@
+"""The cpu target: its passes in order, its kernels, and how a Program's files are built."""
+
+from __future__ import annotations
+
+import importlib
+
+from deepinfer.passes.drop_dead import drop_dead
+from deepinfer.passes.fuse_norm_quant import fuse_norm_quant
+from deepinfer.passes.group_experts import group_experts
+from deepinfer.passes.prepack_weights import prepack_weights
+from deepinfer.passes.stream_index import stream_index
+from deepinfer.passes.widen_activations import widen_activations
+from deepinfer.targets.base import Fact, Kernel, Pass, Target, by_op
+from deepinfer.targets.cpu.build import build, versions
+from deepinfer.targets.tile import lower_c
+
+PASSES = (
+    Pass("stream_index", stream_index, True,
+         "first, while scores, candidates and top-k still stand side by side"),
+    Pass("widen_activations", widen_activations, True,
+         "the micro-kernels read bf16 rows; codes times powers of two are exact in bf16"),
+    Pass("group_experts", group_experts, True,
+         "after widening, whose rows the experts share with the shared expert"),
+    Pass("fuse_norm_quant", fuse_norm_quant, True, "after widening made the fake quantisers"),
+    Pass("prepack_weights", prepack_weights, True,
+         "last rewrite of linears: from here on weights are in the tiles of the micro-kernels"),
+    Pass("drop_dead", drop_dead, True, "quantisers whose codes nobody reads any more"),
+)
+
+# One line a kernel; file, kernel and op share the name.
+KERNELS = (
+    "compress_pairs", "concat", "confidence", "draft_attention", "draft_logits", "embed",
+    "engram_gate", "engram_gather", "engram_hash", "expert_reduce", "fake_quantize_fp4",
+    "fake_quantize_fp8", "gather_rows", "group_rows", "grouped_down", "grouped_gate_up",
+    "hyper_collapse", "hyper_expand", "hyper_mean", "hyper_mix", "hyper_post", "hyper_start",
+    "index_topk", "index_topk_candidates", "index_topk_within", "kv_write", "logprobs",
+    "norm_fake_quant", "norm_quant", "packed_linear_bf16", "packed_linear_fp4",
+    "packed_linear_fp8", "pending_write", "quantize_fp4", "quantize_fp4_e4m3", "quantize_fp8",
+    "rms_norm", "rope", "route", "sample", "silu_mul", "sparse_attention", "take_step", "topk",
+    "window_attention", "window_write",
+)
+
+
+def _load(name: str) -> Kernel:
+    module = importlib.import_module(f"deepinfer.targets.cpu.kernels.{name}")
+    made = getattr(module, name)
+    assert isinstance(made, Kernel)
+    return made
+
+
+TARGET = Target(
+    name="cpu",
+    facts={"vector_lanes": Fact(16, "fp32 lanes of a row sum", "DESIGN §5"),
+           "gemm_block": Fact(32, "K of one step of the contract order", "DESIGN §5")},
+    passes=PASSES,
+    kernels=by_op(tuple(_load(name) for name in KERNELS)),
+    lower=lower_c,
+    build=build,
+    versions=versions,
+)

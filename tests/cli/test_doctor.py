@@ -1,0 +1,124 @@
+"""`deepinfer doctor`: each probe says what it found and what follows; nothing found is no crash."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepinfer.cli import main
+from deepinfer.commands import probes
+from deepinfer.errors import ToolchainError
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_imported(monkeypatch):
+    """Importing torch takes seconds: no test but one does it."""
+    monkeypatch.setattr(probes, "importable", lambda name: (False, "not installed"))
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path):
+    """A machine with Python and nothing else."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(probes, "tool", lambda name, *roots: "")
+    for name in ("CUDA_HOME", "CUDA_PATH", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME",
+                 "BISHENG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def by_name(found: list[probes.Finding]) -> dict[str, probes.Finding]:
+    return {f.name: f for f in found}
+
+
+def program(folder: Path, name: str, prints: str, code: int = 0) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!{sys.executable}\nprint('''{prints}''')\nraise SystemExit({code})\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_doctor_reports_for_readers_and_for_machines(capsys):
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {f["name"] for f in found} >= {
+        "Python", "core packages", "CPU", "C++ compiler", "torch", "tilelang", "nvcc", "cuobjdump",
+        "nvdisasm", "GPU", "CANN", "bisheng", "torch_npu", "NPU", "cache"}
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert all(f["name"] in out and f["follows"] in out for f in found)
+
+
+def test_a_bare_machine_is_told_what_is_missing(bare, monkeypatch):
+    def none() -> str:
+        raise ToolchainError("no C++ compiler found")
+
+    monkeypatch.setattr("deepinfer.targets.cpu.toolchain.compiler", none)
+    found = by_name(probes.findings())
+    for name in ("C++ compiler", "torch", "tilelang", "nvcc", "GPU", "CANN", "bisheng"):
+        assert not found[name].found
+    assert "install g++" in found["C++ compiler"].follows
+    assert "deepinfer-compiler[compile]" in found["tilelang"].follows
+    assert "deepinfer-compiler[sm100]" in found["nvcc"].follows
+    assert found["Python"].found and found["core packages"].found
+
+
+def test_a_missing_core_package_is_an_environment_error(monkeypatch, capsys):
+    monkeypatch.setattr(probes, "package", lambda name: "" if name == "safetensors" else "1.0")
+    assert main(["doctor"]) == 3
+    assert "pip install safetensors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("capability", "follows"), [
+    ("9.0", "no GPU of compute capability 10.x: sm100 kernels cannot run here"), ("10.0", ""),
+])
+def test_a_gpu_must_have_the_right_capability(monkeypatch, tmp_path, capability, follows):
+    smi = program(tmp_path, "nvidia-smi", f"NVIDIA X, {capability}")
+    monkeypatch.setattr(probes, "tool", lambda name, *roots: str(smi) if name == smi.name else "")
+    gpu = by_name(probes.sm100())["GPU"]
+    assert gpu.found and gpu.detail == f"NVIDIA X, {capability}" and gpu.follows == follows
+
+
+def test_a_driver_that_fails_is_no_gpu(monkeypatch, tmp_path):
+    smi = program(tmp_path, "nvidia-smi", "could not talk to the driver", code=9)
+    monkeypatch.setattr(probes, "tool", lambda name, *roots: str(smi) if name == smi.name else "")
+    gpu = by_name(probes.sm100())["GPU"]
+    assert not gpu.found and gpu.detail == "could not talk to the driver"
+
+
+def test_tools_are_found_on_the_path_and_in_known_folders(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path / "a"))
+    assert probes.tool("nvcc", str(tmp_path / "b")) == ""
+    there = program(tmp_path / "b", "nvcc", "Cuda compilation tools, release 13.0, V13.0.88")
+    assert probes.tool("nvcc", "", str(tmp_path / "b")) == str(there)
+    assert probes.tool_version(str(there), r"V[0-9]+[0-9.]*") == "V13.0.88"
+
+
+def test_cann_makes_torch_npu_welcome(bare, monkeypatch):
+    monkeypatch.setattr(probes, "package", lambda name: "2.13.0" if "npu" in name else "")
+    assert "breaks `import torch`" in by_name(probes.ascend950())["torch_npu"].follows
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(bare))
+    found = by_name(probes.ascend950())
+    assert found["CANN"].detail == str(bare) and found["torch_npu"].follows == ""
+
+
+def test_a_bad_variable_is_reported(monkeypatch):
+    monkeypatch.setenv("DEEPINFER_CPU_ISA", "sse9")
+    assert "'sse9'" in probes.settings()[-1].detail and not probes.settings()[-1].found
+
+
+def test_installed_is_not_the_same_as_working(monkeypatch, tmp_path):
+    monkeypatch.undo()
+    (tmp_path / "brokenlib.py").write_text("raise RuntimeError('no backend')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(probes, "package", lambda name: "1.2")
+    assert probes.importable("brokenlib") == (
+        False, "1.2, import fails: RuntimeError: no backend")
+    (tmp_path / "brokenlib.py").write_text("")
+    assert probes.importable("brokenlib") == (True, "1.2")
+    monkeypatch.setattr(probes, "package", lambda name: "")
+    assert probes.importable("brokenlib") == (False, "not installed")

@@ -1,0 +1,121 @@
+"""Compiled = evaluator of the lowered graph = evaluator of the source graph, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepinfer.codegen.emit import lower_graph
+from deepinfer.compiler import build_graphs
+from deepinfer.ir.types import Kind
+from deepinfer.runtime.devices.isa import host_levels
+from deepinfer.targets.base import load_target
+from deepinfer.testing.reference import EvaluatorDevice
+from tests.forward.cases import (
+    SLOTS,
+    Case,
+    draft_inputs,
+    inputs,
+    make_case,
+    same_bits,
+    tokens_for,
+)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("tiny"))
+
+
+def test_every_value_of_the_whole_forward_and_draft(case: Case, monkeypatch: pytest.MonkeyPatch
+                                                    ) -> None:
+    """Op by op, on every ISA level of this machine, for prefill, mixed steps, decode and draft."""
+    program = case.program()
+    lowered = {n: lower_graph(g, load_target("cpu"))
+               for n, g in build_graphs(case.cfg, case.limits).items()}
+    reference = EvaluatorDevice(lowered, case.cfg, case.path, case.sizes)
+    a, b = tokens_for(case, 45, 1), tokens_for(case, 30, 2)
+    steps = [[(0, a, 0, 41)], [(2, b, 0, 17), (0, a, 41, 42)], [(0, a, 42, 43), (2, b, 17, 29)]]
+    expected = []
+    for rows in steps:
+        expected.append(reference.run("prefill", inputs(case, rows),
+                                      trace=[v.name for n in lowered["prefill"].nodes
+                                             for v in n.outputs]))
+    decode = {k: v for k, v in inputs(case, [(0, a, 43, 44), (2, b, 29, 30)]).items()
+              if k != "sample_rows"}
+    expected.append(reference.run("decode", decode, trace=[
+        v.name for n in lowered["decode"].nodes for v in n.outputs]))
+    hidden = np.concatenate([expected[0]["taps.hidden.1"], expected[1]["taps.hidden.1"][17:]])
+    committed = draft_inputs(case, [(0, 0, 42)], hidden, [int(a[42])])
+    expected.append(reference.run("draft", committed, trace=[
+        v.name for n in lowered["draft"].nodes for v in n.outputs]))
+    plan = [("prefill", inputs(case, r)) for r in steps] + [("decode", decode),
+                                                            ("draft", committed)]
+    assert host_levels()[0] == "generic"
+    for level in host_levels():
+        monkeypatch.setenv("DEEPINFER_CPU_ISA", level)
+        device = case.native(program=program)
+        assert device.isa == level
+        for (phase, given), want in zip(plan, expected, strict=True):
+            watched = [v.name for v in program.phases[phase].values if v.kind == "temp"]
+            got = device.run(phase, given, trace=watched)
+            for name in watched:
+                assert same_bits(got[name], want[name]), f"{level} {phase} {name}"
+        for name, state in device.state.items():
+            assert same_bits(state, reference.state[name]), f"{level} state {name}"
+        device.close()
+
+
+def test_lowering_is_exact(case: Case) -> None:
+    """The source graph gives the bits of the lowered one, outputs and state alike."""
+    source = case.source()
+    lowered = EvaluatorDevice({n: lower_graph(g, load_target("cpu")) for n, g in
+                               build_graphs(case.cfg, case.limits).items()},
+                              case.cfg, case.path, case.sizes)
+    a = tokens_for(case, 40)
+    for rows in ([(1, a, 0, 35)], [(1, a, 35, 40)]):
+        given = inputs(case, rows)
+        want = source.run("prefill", given, trace=["head.logits"])
+        got = lowered.run("prefill", given, trace=["head.logits"])
+        for name in want:
+            assert same_bits(got[name], want[name]), name
+    for name, state in source.state.items():
+        assert same_bits(state, lowered.state[name]), name
+    committed = draft_inputs(case, [(1, 35, 40)], want["taps.hidden.1"], [7])
+    want, got = source.run("draft", committed), lowered.run("draft", committed)
+    assert all(same_bits(got[n], want[n]) for n in want)
+
+
+CONFIGS = {
+    "window 5, top-k 4": {"sliding_window": 5, "index_topk": 4},
+    "window 64": {"sliding_window": 64},
+    "window 130, top-k 16": {"sliding_window": 130, "index_topk": 16, "candidate_topk_blocks": 3},
+    "one expert": {"num_experts_per_tok": 1},
+    "no drafts": {"num_nextn_predict_layers": 0, "dspark_target_layer_ids": (),
+                  "compress_ratios": (0, 0, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1)},
+    "no engram": {"engram_layer_ids": (), "engram_num_embeddings": ()},
+    "8 layers": {"num_hidden_layers": 8, "compress_ratios": (0, 0, 2, 2, 1, 1, 1, 1, 0, 0, 0),
+                 "kv_source_layer_ids": (2, 4), "index_source_layer_ids": (2, 4, 6),
+                 "candidate_source_layer_id": 4, "dspark_target_layer_ids": (5, 6, 7)},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_other_configs(name: str, tmp_path: Path) -> None:
+    """Prompt lengths around every edge: compiled logits = source evaluator's, bitwise."""
+    case = make_case(tmp_path / "m", seed=len(name), **CONFIGS[name])
+    native, source = case.native(threads=2), case.source()
+    window = case.cfg.sliding_window
+    capacity = case.cfg.candidate_topk_blocks * case.cfg.candidate_block_size
+    for n in sorted({1, 2, 3, window - 1, window, window + 1, capacity, capacity + 1}):
+        if n > 100:
+            continue
+        given = inputs(case, [(n % SLOTS, tokens_for(case, n, n), 0, n)])
+        got = native.run("prefill", given, trace=["head.logits"])
+        want = source.run("prefill", given, trace=["head.logits"])
+        for output in want:
+            assert same_bits(got[output], want[output]), f"{n} tokens: {output}"
+    assert {v.kind for v in build_graphs(case.cfg, case.limits)["prefill"].inputs} <= set(Kind)
+    native.close()

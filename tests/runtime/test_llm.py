@@ -1,0 +1,222 @@
+"""The front door on a compiled tiny model: equal bits whatever happens around a request."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import deepinfer
+from deepinfer import LLM, SamplingParams
+from deepinfer.checkpoint.reader import CheckpointReader
+from deepinfer.errors import ProgramError, RequestError, TargetError
+from deepinfer.runtime.devices.cpu import CpuDevice
+from deepinfer.runtime.engine import Engine
+from deepinfer.runtime.weights import load_weights
+
+# 7 windows, 4 pages, and more positions than the candidate blocks hold.
+IDS = np.random.default_rng(0).integers(3, 500, 60).tolist()
+
+
+@pytest.fixture(scope="module")
+def llm(tiny, compiled) -> Iterator[LLM]:
+    with LLM(tiny, program=compiled, num_threads=2, progress=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def logits(llm) -> np.ndarray:
+    return llm.score(IDS)
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def test_logits_are_alive(logits):
+    assert logits.shape == (60, 512) and logits.dtype == np.float32 and np.isfinite(logits).all()
+    assert len({row.tobytes() for row in logits}) == 60
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 8, 9, 16, 33, 59])
+def test_any_chunking(llm, logits, chunk):
+    calls = llm.engine.device.calls
+    assert same(llm.score(IDS, chunk), logits)
+    assert llm.engine.device.calls - calls == -(-60 // chunk)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_number_of_threads(tiny, compiled, logits, threads):
+    with LLM(tiny, program=compiled, num_threads=threads) as other:
+        assert other.engine.device.num_threads == threads
+        assert same(other.score(IDS, 13), logits)
+
+
+def test_nothing_unwritten_is_read(tiny, compiled, llm, logits):
+    """State and buffers full of NaN patterns give the same bits."""
+    sizes = llm.engine.sizes
+    device = CpuDevice(compiled, load_weights(compiled.manifest["weights"], tiny),
+                       sizes.for_device(), num_threads=2, poison=True)
+    engine = Engine(compiled, device, sizes, max_num_batched_tokens=64)
+    assert same(engine.score(IDS, 11), logits)
+    engine.close()
+
+
+def requests() -> list[tuple[list[int], SamplingParams]]:
+    """Prompts around the edges (1, ratio, window, page), greedy and sampled."""
+    made = []
+    for i, n in enumerate((1, 2, 3, 7, 8, 9, 16, 17, 40, 60)):
+        greedy = i % 3 == 0
+        made.append((IDS[60 - n:], SamplingParams(
+            max_tokens=5 + i, temperature=0 if greedy else 0.9, top_k=40 * (i % 2), seed=i,
+            top_p=0.95, min_p=0.01, logprobs=3, ignore_eos=True)))
+    return made
+
+
+@pytest.fixture(scope="module")
+def solo(llm) -> list:
+    return [llm.generate(prompt, params)[0] for prompt, params in requests()]
+
+
+def comparable(output):
+    return dataclasses.replace(output, request_id="")
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_alone_or_in_a_batch(tiny, compiled, solo, chunk):
+    prompts, params = zip(*requests(), strict=True)
+    with LLM(tiny, program=compiled, num_threads=1, max_num_seqs=5, prefill_chunk=chunk) as other:
+        device, engine = other.engine.device, other.engine
+        together = other.generate(list(prompts), list(params))
+        assert [comparable(x) for x in together] == [comparable(x) for x in solo]
+        backwards = other.generate(list(prompts)[::-1], list(params)[::-1])[::-1]
+        assert [comparable(x) for x in backwards] == [comparable(x) for x in solo]
+        assert device.calls == engine.steps  # one native call a step, whatever it mixes
+        engine.check()
+        assert engine.scheduler.pool.free_slots == 5
+
+
+def test_greedy_tokens_are_the_argmax_of_the_logits(llm, solo):
+    for (prompt, params), out in zip(requests(), solo, strict=True):
+        assert out.finish_reason == "length" and len(out.token_ids) == params.max_tokens
+        if params.temperature == 0:
+            rows = llm.score([*prompt, *out.token_ids])[len(prompt) - 1:-1]
+            assert rows.argmax(axis=1).tolist() == out.token_ids
+            assert [x.top[0][0] for x in out.logprobs] == out.token_ids
+            assert [x.chosen for x in out.logprobs] == [x.top[0][1] for x in out.logprobs]
+
+
+def test_logprobs_are_those_of_the_logits(llm, solo):
+    (prompt, _), out = requests()[5], solo[5]
+    rows = llm.score([*prompt, *out.token_ids])[len(prompt) - 1:-1].astype(np.float64)
+    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    for row, token, got in zip(rows, out.token_ids, out.logprobs, strict=True):
+        assert got.chosen == pytest.approx(row[token], abs=1e-5)
+        assert [i for i, _ in got.top] == np.argsort(-row)[:3].tolist()
+        assert [x for _, x in got.top] == pytest.approx(np.sort(row)[::-1][:3], abs=1e-5)
+
+
+def test_seeds(llm):
+    def run(**given):
+        return llm.generate(IDS[:9], SamplingParams(max_tokens=12, **given))[0].token_ids
+
+    assert run() == run(seed=0) == run() != run(seed=1)
+    assert run(temperature=0, seed=5) == run(temperature=0, seed=6)
+    assert run(top_k=1, seed=5) == run(temperature=0)
+
+
+def test_text(llm):
+    out = llm.generate("hello", SamplingParams(max_tokens=8, ignore_eos=True))[0]
+    bos = llm.program.manifest["facts"]["bos"]
+    assert out.prompt_token_ids[0] == bos and out.prompt_token_ids == llm.encode("hello")
+    assert out.text == llm.engine.text.decode(out.token_ids)
+    assert llm.generate(out.prompt_token_ids, SamplingParams(max_tokens=8, ignore_eos=True)
+                        )[0].token_ids == out.token_ids
+    assert same(llm.score("hello"), llm.score(out.prompt_token_ids))
+
+
+BAD = [
+    ([], None, "the prompt is empty"), ("", None, "the prompt is empty"),
+    ([512], None, "token id 512 is outside the vocabulary, expected 0..511"),
+    ([5] * 256, None, "the prompt has 256 tokens, expected at most 255"),
+    ("\ud800", None, "not Unicode"),
+    ([5], {"temperature": float("nan")}, "temperature is nan"),
+    ([5], {"top_p": 1.5}, "top_p is 1.5, expected a number in (0, 1]"),
+    ([5], {"temprature": 1}, "unknown field 'temprature'"),
+    ([5], 7, "params is 7"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "params", "message"), BAD, ids=[m for _, _, m in BAD])
+def test_one_bad_prompt_raises(llm, prompt, params, message):
+    with pytest.raises(RequestError) as caught:
+        llm.generate(prompt, params)
+    assert message in str(caught.value) and not llm.engine.has_unfinished()
+
+
+def test_bad_prompts_in_a_list_end_alone(llm):
+    good = SamplingParams(max_tokens=4)
+    expected = comparable(llm.generate(IDS[:5], good)[0])
+    prompts, params = [IDS[:5]], [good]
+    for prompt, wanted, _ in BAD:
+        prompts += [prompt, IDS[:5]]
+        params += [{} if wanted is None else wanted, good]
+    got = llm.generate(prompts, params)
+    assert all(comparable(x) == expected for x in got[::2])
+    for out, (_, _, message) in zip(got[1::2], BAD, strict=True):
+        assert out.finish_reason == "error" and message in str(out.error) and out.token_ids == []
+    with pytest.raises(RequestError, match="there are 1 params for 2 prompts"):
+        llm.generate([[5], [6]], [good])
+
+
+def test_an_interrupted_call_leaves_nothing_behind(llm, monkeypatch):
+    monkeypatch.setattr(llm.engine.device, "run", lambda *a, **k: (_ for _ in ()).throw(
+        KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([IDS, IDS[:3]])
+    monkeypatch.undo()
+    assert not llm.engine.has_unfinished()
+    llm.engine.check()
+    assert llm.generate(IDS[:3])[0].finished
+
+
+def test_what_does_not_fit_the_program(tiny, compiled, tmp_path):
+    with pytest.raises(ProgramError, match="max_model_len is 256, max_model_len 300"):
+        LLM(tiny, program=compiled, max_model_len=300)
+    config = (tiny / "config.json").read_text()
+    assert '"sliding_window": 8' in config
+    config = config.replace('"sliding_window": 8', '"sliding_window": 9')
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ProgramError, match="field model.*sliding_window is 8, expected 9"):
+        LLM(tmp_path, program=compiled.path)
+    with pytest.raises((ProgramError, TargetError), match="target"):
+        LLM(tiny, program=compiled, target="sm100")
+    with pytest.raises(RequestError, match="cache_bytes is 10, expected at least"):
+        LLM(tiny, program=compiled, cache_bytes=10)
+
+
+def test_few_pages_make_requests_wait_and_change_nothing(tiny, compiled, llm, solo):
+    from deepinfer.runtime.pages import bytes_per_page
+
+    prompts, params = zip(*requests(), strict=True)
+    with LLM(tiny, program=compiled, max_model_len=96,
+             cache_bytes=7 * bytes_per_page(compiled)) as other:
+        assert other.engine.sizes.num_pages == 7
+        got = other.generate(list(prompts), list(params))
+    assert [comparable(x) for x in got] == [comparable(x) for x in solo]
+
+
+def test_the_engine_knows_its_weights(tiny, llm):
+    with CheckpointReader(tiny) as reader:
+        assert llm.engine.fingerprint == reader.fingerprint()
+
+
+def test_public_names():
+    assert deepinfer.LLM is LLM and deepinfer.Engine is Engine
+    assert {"LLM", "SamplingParams", "Engine", "Program", "compile"} <= set(dir(deepinfer))
+    assert callable(deepinfer.compile) and "deepinfer.compiler" in sys.modules
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = deepinfer.Nothing
