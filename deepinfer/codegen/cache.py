@@ -41,12 +41,13 @@ def cached_lower(target: Target, directory: Path) -> Callable[[Instance], Lowere
         try:
             found = json.loads(path.read_text())
             return LoweredKernel(found["symbol"], found["text"],
-                                 tuple((n, t) for n, t in found["params"]))
+                                 tuple((n, t) for n, t in found["params"]), found["launch"])
         except (OSError, ValueError, KeyError, TypeError):
             pass  # absent, or a file of another format: lower it and write it anew
         made = target.lower(instance.kernel.build(instance.spec), instance.symbol)
         directory.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"symbol": made.symbol, "text": made.text, "params": made.params})
+        text = json.dumps({"symbol": made.symbol, "text": made.text, "params": made.params,
+                           "launch": made.launch})
         handle, name = tempfile.mkstemp(dir=directory)
         with os.fdopen(handle, "w") as file:
             file.write(text)

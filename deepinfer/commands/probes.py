@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from deepinfer.commands.targets import has_target
@@ -157,7 +158,9 @@ def sm100() -> list[Finding]:
                       for line in text.splitlines())
     found.append(Finding(
         group, "GPU", ok, "; ".join(text.splitlines()) if ok else _last_line(text),
-        "" if fits else "no GPU of compute capability 10.x: sm100 kernels cannot run here"))
+        "no GPU of compute capability 10.x: sm100 kernels cannot run here" if not fits
+        else "" if find_spec("deepinfer.runtime.devices.cuda") is not None
+        else "this version cannot run Programs on a GPU yet"))
     return found
 
 

@@ -148,8 +148,7 @@ def _check_engram(cfg: ModelConfig) -> None:
         empty = not cfg.engram_num_embeddings
         _require(empty, "engram_num_embeddings", cfg.engram_num_embeddings, "no entries")
         return
-    # A replayed prefill drops rows at the cut; a later Engram layer would miss their ids.
-    _check_ids("engram_layer_ids", cfg.engram_layer_ids, 0, cfg.replay_cut)
+    _check_ids("engram_layer_ids", cfg.engram_layer_ids, 0, cfg.num_hidden_layers)
     ngram, size = cfg.engram_max_ngram_size, cfg.engram_vocab_size
     _require(ngram >= 2, "engram_max_ngram_size", ngram, "2 or more")
     _require(size >= 2, "engram_vocab_size", size, "2 or more")
@@ -168,6 +167,5 @@ def _check_dspark(cfg: ModelConfig) -> None:
         return
     taps = cfg.dspark_target_layer_ids
     _require(bool(taps), "dspark_target_layer_ids", taps, "at least one layer")
-    # Only rows kept at the cut have taps, so the taps must lie in the decoder.
-    _check_ids("dspark_target_layer_ids", taps, cfg.replay_cut, cfg.num_hidden_layers)
+    _check_ids("dspark_target_layer_ids", taps, 0, cfg.num_hidden_layers)
     _check_token(cfg, "dspark_noise_token_id", cfg.dspark_noise_token_id)

@@ -35,8 +35,9 @@ _SCALE_BIAS = 127
 # Gain of a matrix = RMS of its output for inputs of RMS 1, by the end of its name; others have 1.
 _GAINS = (
     (".attn.wq_b", 1.5),  # attention scores of about this deviation
-    (".attn.wo_b", 0.5),  # attention output is an average, so about 0.2 remains
-    (".w2", 0.25),
+    # Small against the residual: else one flipped rounding swamps what comes after it (§11.10).
+    (".attn.wo_b", 0.1),
+    (".w2", 0.05),
     (".engram.wkv", 0.5),
     (".hc_attn_fn", 0.5),
     (".hc_ffn_fn", 0.5),

@@ -56,7 +56,8 @@ def replace_inputs(node: Node, mapping: dict[Value, Value]) -> Node:
     return replace(node, inputs=tuple(mapping.get(v, v) for v in node.inputs))
 
 
-def with_nodes(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Value] | None = None) -> Graph:
+def with_nodes(graph: Graph, nodes: Sequence[Node],
+               outputs: Sequence[Value] | None = None) -> Graph:
     """The graph with other nodes; external operands are collected in order, unused ones dropped
     except INPUT and STATE, which are the graph's interface."""
     outs = tuple(graph.outputs if outputs is None else outputs)

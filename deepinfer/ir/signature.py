@@ -75,7 +75,7 @@ def _operands(part: str, text: str) -> tuple[Operand, ...]:
 
 @dataclass(slots=True)
 class Unifier:
-    """Binds dims and dtypes of one use of a signature; errors name op, operand, actual, expected."""
+    """Binds dims and dtypes of one use of a signature; errors name op, operand, found, wanted."""
 
     op: str
     signature: Signature

@@ -43,7 +43,7 @@ DTYPES = {d.name: d for d in (F64, F32, BF16, E4M3, UE8M0, E2M1, U8, I32, I64, U
 
 @dataclass(frozen=True, slots=True)
 class Sym:
-    """A dim known only when a step runs: ``times`` x the run-time size ``name`` (at most ``max``)."""
+    """A dim known only when a step runs: ``times`` x the size ``name``, at most ``max`` x it."""
 
     name: str
     max: int

@@ -1,4 +1,4 @@
-"""Ops that stand for several others, bit for bit; passes put them in where a target has a kernel."""
+"""Ops that stand for several others, bit for bit; passes put them in for targets that have them."""
 
 from __future__ import annotations
 

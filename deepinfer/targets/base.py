@@ -82,8 +82,8 @@ class Kernel:
     Args:
         op: the op's name.
         build: Spec -> a TileLang prim_func whose buffers are named as the op's operands.
-        items: the extent that a caller may cut into ranges ``lo, hi``: a product of dims, attributes
-            and ints over an int ("N", "M/16", "N*heads"); at most one of the dims is symbolic.
+        items: the extent that a caller may cut into ranges ``lo, hi``: a product of dims,
+            attributes and ints over an int ("N", "M/16", "N*heads"); at most one dim is symbolic.
             Items write disjoint outputs, and no result depends on the cut.
         space: Spec -> its schedules, the default first.
         scratch: Spec -> bytes of scratch a thread needs (operand ``scratch: u8``); 0 for none.
@@ -100,7 +100,8 @@ class Kernel:
 
 
 def kernel(op: str, *, items: str, space: Callable[[Spec], tuple[Schedule, ...]] | None = None,
-           scratch: Callable[[Spec], int] | None = None) -> Callable[[Callable[[Spec], Any]], Kernel]:
+           scratch: Callable[[Spec], int] | None = None
+           ) -> Callable[[Callable[[Spec], Any]], Kernel]:
     """Declare the decorated builder as the kernel of ``op``."""
     return lambda build: Kernel(op, build, items, space or (lambda _: (Schedule(),)),
                                 scratch or (lambda _: 0))

@@ -1,6 +1,7 @@
 """Attention with window, compressed and selected keys. Source: spec §2.4-2.7, §11.2-11.5."""
 
 import torch
+from dense import banded_attention, dense_attention
 from layers import Config, Linear, Linear8, Norm, Rotary, parameter
 from quant import Precision, fp4, fp4_e4m3, fp8
 from torch import Tensor, nn
@@ -90,7 +91,10 @@ class Indexer(nn.Module):
 def best_mask(scores: Tensor, count: int) -> Tensor:
     """The `count` largest finite-or-+inf scores of each row as a mask; ties: lower index."""
     count = min(count, scores.shape[-1])
-    picks = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    if torch.is_grad_enabled():  # training: ties do not matter, and selecting is faster
+        picks = scores.topk(count, -1, sorted=False).indices
+    else:
+        picks = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     mask = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, picks, True)
     return mask & (scores > -torch.inf)
 
@@ -120,13 +124,19 @@ class Attention(nn.Module):
         """u [B, T, d] at positions [T] = 0.. -> y [B, T, d]. No window key below `floor`."""
         qr, q = self.queries(u, positions)
         k = self.keys(u, positions)
-        visible = window(positions, positions, self.cfg.sliding_window) & (positions >= floor)
         entries = chosen = None
         if self.roles.ratio:
             self.select(u, qr, positions, shared)
             entries, chosen = shared["entries"], shared["chosen"]
-        o = attend(q, k, visible, self.attn_sink, self.precision, entries=entries, chosen=chosen,
-                   shared=shared if self.roles.selects and not self.precision.tiled else None)
+        size = self.cfg.sliding_window
+        if self.precision.tiled or floor or u.shape[1] % size:
+            visible = window(positions, positions, size) & (positions >= floor)
+            o = attend(q, k, visible, self.attn_sink, self.precision, entries=entries,
+                       chosen=chosen)
+        else:
+            o, weights = banded_attention(q, k, size, self.attn_sink, entries, chosen)
+            if self.roles.selects and self.training:
+                shared["attention"] = weights  # what the indexer should have scored
         return self.output(o, positions)
 
     def queries(self, u: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,10 +164,10 @@ class Attention(nn.Module):
             if self.roles.uses_candidates:
                 scores = scores.masked_fill(~shared["candidates"], -torch.inf)
             shared["scores"] = scores
-            shared["chosen"] = best_mask(scores.detach(), self.cfg.index_topk)
-            forced = shared.get("forced")
-            if forced is not None:
-                shared["chosen"] = forced[shared["layer"]]
+            if shared.get("forced") is not None:
+                shared["chosen"] = shared["forced"][shared["layer"]]
+            else:
+                shared["chosen"] = best_mask(scores.detach(), self.cfg.index_topk)
 
     def output(self, o: Tensor, positions: Tensor) -> Tensor:
         o = self.rotary(o, positions.unsqueeze(-1), inverse=True)
@@ -174,32 +184,20 @@ def window(queries: Tensor, keys: Tensor, size: int) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, visible: Tensor, sink: Tensor, precision: Precision, *,
-           first: int = 0, entries: Tensor | None = None, chosen: Tensor | None = None,
-           shared: dict | None = None) -> Tensor:
+           first: int = 0, entries: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
     """One softmax over window keys and chosen entries, with a sink in the denominator.
 
     Args:
         q: [B, T, H, D]. k: [B, S, D], keys and values, at positions first, first + 1, ...
         visible: bool [(B,) T, S]. entries: [B, N, D]. chosen: bool [B, T, N].
-        shared: where a dense pass leaves the mean attention on the entries, for the indexer.
     """
     if precision.tiled:
         tiles = window_tiles(k, visible, first)
         if entries is not None:
             tiles += rank_tiles(entries, chosen)
         return precision.round(online_softmax(q, tiles, sink, precision))
-    keys, mask = k, visible.expand(q.shape[0], -1, -1)
-    if entries is not None:
-        keys, mask = torch.cat((k, entries), 1), torch.cat((mask, chosen), -1)
-    batch, rows, heads, size = q.shape
-    scores = (q.reshape(batch, rows * heads, size) @ keys.mT).view(batch, rows, heads, -1)
-    scores = (scores * size**-0.5).masked_fill(~mask.unsqueeze(2), -torch.inf)
-    scores = torch.cat((scores, sink.view(1, 1, -1, 1).expand(batch, rows, -1, 1)), -1)
-    weights = scores.softmax(-1)[..., :-1]
-    if shared is not None and entries is not None:
-        shared["attention"] = weights[..., k.shape[1] :].detach().mean(2)
-    o = weights.reshape(batch, rows * heads, -1) @ keys
-    return precision.round(o.view(batch, rows, heads, size))
+    o, _ = dense_attention(q, k, visible.expand(q.shape[0], -1, -1), sink, entries, chosen)
+    return precision.round(o)
 
 
 def window_tiles(k: Tensor, visible: Tensor, first: int) -> list[tuple[Tensor, Tensor]]:

@@ -1,9 +1,38 @@
-"""token classes (stub to be extended)"""
+"""The tokenizer of the small model, and the Engram classes of any tokenizer."""
+
 import re
 import unicodedata
+from collections.abc import Iterable
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
+ROLES = ("<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>")
+MARKS = ("<think>", "</think>", "｜DSML｜")
+NOISE = "<｜noise｜>"  # the input of draft rows whose token is not known yet
+SPECIAL = (BOS, EOS, PAD, *ROLES, *MARKS, NOISE)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE; ids 0, 1, 2 are bos, eos, pad, then the other special tokens, then bytes.
+
+    Digits stay single, so that arithmetic sees one token per digit.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL), show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.train_from_iterator(texts, trainer)
+    # Thinking and tool marks are text that a client must see: added, but not "special".
+    tokenizer.add_special_tokens([AddedToken(t, special=True)
+                                  for t in SPECIAL if t not in MARKS])
+    tokenizer.add_tokens([AddedToken(t, special=False) for t in MARKS])
+    return tokenizer
 
 
 def normalise(text: str) -> str:

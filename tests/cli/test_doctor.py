@@ -73,10 +73,12 @@ def test_a_missing_core_package_is_an_environment_error(monkeypatch, capsys):
     assert "pip install safetensors" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("capability", "follows"), [
-    ("9.0", "no GPU of compute capability 10.x: sm100 kernels cannot run here"), ("10.0", ""),
+@pytest.mark.parametrize(("capability", "device", "follows"), [
+    ("9.0", object(), "no GPU of compute capability 10.x: sm100 kernels cannot run here"),
+    ("10.0", object(), ""), ("10.3", None, "this version cannot run Programs on a GPU yet"),
 ])
-def test_a_gpu_must_have_the_right_capability(monkeypatch, tmp_path, capability, follows):
+def test_a_gpu_must_have_the_right_capability(monkeypatch, tmp_path, capability, device, follows):
+    monkeypatch.setattr(probes, "find_spec", lambda name: device)
     smi = program(tmp_path, "nvidia-smi", f"NVIDIA X, {capability}")
     monkeypatch.setattr(probes, "tool", lambda name, *roots: str(smi) if name == smi.name else "")
     gpu = by_name(probes.sm100())["GPU"]

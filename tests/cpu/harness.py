@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,8 @@ def run_kernel(op: Op, kernel: Kernel, arrays: tuple[Array, ...], attrs: dict[st
         types.append(TensorType(tuple(shape), t.dtype))
     unifier = op.unifier(full)
     unifier.unify(tuple(types))
-    spec = Spec(op, dict(unifier.dims), dict(unifier.dtypes), full,
-                schedule or kernel.space(Spec(op, dict(unifier.dims), dict(unifier.dtypes), full))[0])
+    spec = Spec(op, dict(unifier.dims), dict(unifier.dtypes), full)
+    spec = replace(spec, schedule=schedule or kernel.space(spec)[0])
     thunk = _library(_text(kernel, spec), isa).kernel_thunk
     outputs = []
     for t in out_types:

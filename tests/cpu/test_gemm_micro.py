@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from deepinfer.checkpoint import layouts
-from deepinfer.numerics.formats import decode_e2m1, decode_e4m3, decode_ue8m0, pack_e2m1
+from deepinfer.numerics.formats import decode_e2m1, decode_e4m3, decode_ue8m0
 from deepinfer.numerics.sums import gemm
 from deepinfer.runtime.devices.isa import host_levels
 from deepinfer.settings import ISA_LEVELS

@@ -55,7 +55,8 @@ class Case:
         outputs = self.op.run(arrays, self.op.attrs(dict(self.attrs)))
         return (*outputs, *(arrays[i] for i in self.op.written()))
 
-    def run(self, emulation: Emulation, schedule: str = "eager") -> tuple[tuple[Array, ...], Report]:
+    def run(self, emulation: Emulation, schedule: str = "eager"
+            ) -> tuple[tuple[Array, ...], Report]:
         """As ``expected``, from the emulator."""
         arrays = tuple(a.copy() for a in self.arrays)
         outputs = self.op.infer(self.types(), self.op.attrs(dict(self.attrs)))
@@ -127,14 +128,19 @@ def caught(case: Case, old: str, new: str, compare: Compare = same_bits, *, coun
     Args:
         old: a regular expression. count: how many matches are replaced, the first ones; 0 is all.
     """
-    emulation = emulate(case, schedule)
-    text, made = re.subn(old, new, emulation.lowered.text, count=count)
+    text, made = re.subn(old, new, emulate(case, schedule).lowered.text, count=count)
     assert made, f"'{old}' is not in the text"
-    mutant, expected = emulation.with_text(text), case.expected()
+    return fault(case, text, compare, schedule=schedule)
+
+
+def fault(case: Case, text: str, compare: Compare = same_bits, *,
+          schedule: Schedule | None = None) -> str:
+    """How the kernel with this text is found broken, "schedule: kinds"; "" if it is not."""
+    mutant, expected = emulate(case, schedule).with_text(text), case.expected()
     for name in SCHEDULES:
         got, report = case.run(mutant, name)
         if not report.clean():
-            return f"{name}: {', '.join(report.counts) or 'unwritten output'}"
+            return f"{', '.join(report.counts) or 'unwritten output'}: under {name}"
         if wrong := compare(got, expected):
-            return f"{name}: {wrong}"
+            return f"wrong numbers: {wrong} under {name}"
     return ""

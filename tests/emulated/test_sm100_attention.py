@@ -2,9 +2,9 @@
 
 The bound, per output and relative to A = sum_j w_j |v_j| (w: the softmax weights): reference and
 kernel round the same P to bf16, and where their scores differ the roundings may fall apart by one
-unit of 2^-8; scores are fp32 sums of D exact products in different orders, so each side is off by at
-most D * 2^-24 * scale * sum|q*k| (dS), which moves a weight by a factor of at most exp(2 dS) in the
-numerator and again in the denominator; exp, the sum of P and of P*V are within 2^-18 together; o is
+unit of 2^-8; scores are fp32 sums of D exact products in different orders, so each side is off by
+at most D * 2^-24 * scale * sum|q*k| (dS), which moves a weight by a factor of at most exp(2 dS) in
+the numerator and again in the denominator; exp, the sum of P and of P*V are within 2^-18 together; o is
 rounded to bf16, another 2^-8 of |o|.
 """
 
@@ -41,7 +41,8 @@ def case(heads: int, d: int, window: int, spans: list[tuple[int, int, int]], sta
     k, k_sf = quantize_fp8(keys(n), block=32)
     ring, ring_sf = (a.reshape(4, RING, -1) for a in quantize_fp8(keys(4 * RING), block=32))
     total = len(spans) * PAGES
-    kv, kv_sf = (a.reshape(total, PAGE, -1) for a in quantize_fp4_e4m3(keys(total * PAGE), block=16))
+    kv, kv_sf = (a.reshape(total, PAGE, -1)
+                 for a in quantize_fp4_e4m3(keys(total * PAGE), block=16))
     pages = rng.permutation(total).astype(np.int32).reshape(len(spans), PAGES)
     idx = np.full((n, picks), -1, np.int32)
     for row in range(n):
@@ -64,7 +65,8 @@ def bound(c: Case) -> Compare:
     allowed = np.empty((len(q), heads, d))
     for row, position in enumerate(positions):
         low = max(0, position - attrs["window"] + 1)
-        tiles = [*_window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low, position),
+        tiles = [*_window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low,
+                                position),
                  *_picked_tiles(idx[row], pages[request[row]], kv, kv_sf)]
         v = np.concatenate([f32(t)[seen] for t, seen in tiles]).astype(np.float64)
         queries = f32(q[row]).reshape(heads, d).astype(np.float64)
@@ -109,7 +111,7 @@ BROKEN = [
     ("the wrong phase", r"scored\[0\]\.wait\(\(u & 1\)\);", "scored[0].wait(((u + 1) & 1));"),
     ("no proxy fence after the keys", r"tl::fence_proxy_async\(\);", ";"),
     ("the barrier before the dealloc removed",
-     r"__syncthreads\(\);(?=\s*tl::tcgen05_after_thread_sync\(\);\s*if [^\n]*\n\s*tl::tmem_dealloc)",
+     r"__syncthreads\(\);(?=\s*tl::tcgen05_after_thread_sync\(\);\s*if [^\n]*\n\s*tl::tmem_d)",
      ";"),
     ("the keys of another part", r"(desc_b, \(+u & 1\) \* )(\d+)", r"\1 2 * \2"),
     ("outputs not rescaled", r"make_float4\(alpha\[0\]", "make_float4(1.0f"),

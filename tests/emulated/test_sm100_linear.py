@@ -87,7 +87,7 @@ BROKEN = [
     ("the wrong phase", r"(loaded\[[^;]*\]\.wait\()([^;]*)\);", r"\1(\2) ^ 1);", 0),
     ("scales staged without a proxy fence", r"tl::fence_proxy_async\(\);(?=\s*staged)", ";", 0),
     ("the barrier before the dealloc removed",
-     r"__syncthreads\(\);(?=\s*tl::tcgen05_after_thread_sync\(\);\s*if [^\n]*\n\s*tl::tmem_dealloc)",
+     r"__syncthreads\(\);(?=\s*tl::tcgen05_after_thread_sync\(\);\s*if [^\n]*\n\s*tl::tmem_d)",
      ";", 0),
     ("half the bytes expected", r"expect_transaction\(16384\)", "expect_transaction(8192)", 0),
     ("a load one block of K off", r"\(k \* 128\)", "(k * 128 + 32)", 1),

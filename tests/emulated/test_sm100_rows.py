@@ -48,7 +48,7 @@ def rope_write(spans: list[tuple[int, int, int]], start: list[int], d: int, widt
 
 
 NORMS = [(3, 512), (5, 160)]
-# One request that overruns the ring of 20; three, of which one wraps, with channels that do not turn.
+# One request that overruns the ring of 20; three, one of which wraps, and channels left unturned.
 WRITES: list[tuple[list[tuple[int, int, int]], list[int], int, int]] = [
     ([(2, 0, 27)], [5], 64, 64), ([(3, 0, 1), (0, 1, 8), (1, 8, 10)], [0, 16, 40], 160, 48)]
 
@@ -83,7 +83,7 @@ BROKEN = [
     ("rope", "the partner channel wrong", r"value\[0\], 1, 32", "value[0], 2, 32"),
     ("rope", "a ring slot off by one", r"(?<=ring\[\()", "160 + "),
     ("rope", "only part of a warp takes the maximum", r"step(_\d)? < 5", r"step\1 < 4"),
-    ("rope", "rows that are overwritten later are written too", r"bool kept = ", "bool kept = 1 | "),
+    ("rope", "rows that are overwritten later written too", r"bool kept = ", "bool kept = 1 | "),
 ]
 
 

@@ -34,7 +34,8 @@ def test_agrees_with_the_reference(n: int, entries: int, k: int, ratio: int) -> 
 def test_ties_go_to_the_lower_index() -> None:
     scores = np.full((1, 600), np.float32(2))
     scores[0, 599] = 3
-    c = Case(topk, kernel, (scores, np.array([600], np.int32)), (("k", 9), ("ratio", 1)), ("N", "L"))
+    c = Case(topk, kernel, (scores, np.array([600], np.int32)), (("k", 9), ("ratio", 1)),
+             ("N", "L"))
     assert check(c)[0][0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 599]
 
 

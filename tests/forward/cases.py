@@ -86,7 +86,7 @@ def inputs(case: Case, rows: Sequence[tuple[int, Array, int, int]]) -> dict[str,
         "spans": np.array(spans, np.int32).reshape(-1, 3),
         "pages": np.array(pages, np.int32).reshape(-1, per_seq),
         "group_rows": odd, "group_positions": positions[odd] - 1, "group_request": requests[odd],
-        "lookback": np.array(lookback, np.int32).reshape(n, -1),
+        "lookback": np.array(lookback, np.int32).reshape(n, case.cfg.engram_max_ngram_size),
         "is_image": np.zeros(n, np.uint8), "sample_rows": np.arange(n, dtype=np.int32),
         **sampling(n), "sample_position": positions + 1,
     }
@@ -95,7 +95,7 @@ def inputs(case: Case, rows: Sequence[tuple[int, Array, int, int]]) -> dict[str,
 def sampling(n: int, temperature: float = 0.8) -> dict[str, Array]:
     return {"temperature": np.full(n, temperature, np.float32), "top_k": np.full(n, 40, np.int32),
             "top_p": np.full(n, 0.9, np.float32), "min_p": np.zeros(n, np.float32),
-            "seed": np.arange(n, dtype=np.uint64)}
+            "seed": np.full(n, 2**63 + 5, np.uint64)}
 
 
 def draft_inputs(case: Case, rows: Sequence[tuple[int, int, int]], hidden: Array,

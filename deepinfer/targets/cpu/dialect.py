@@ -4,6 +4,8 @@ The C backend has no bf16 or fp8 types: buffers hold their bits (``uint16``, ``u
 inline functions of ``micro/formats.h`` and ``micro/functions.h`` convert.
 """
 
+from typing import Any
+
 import numpy as np
 import tilelang.language as T
 
@@ -18,35 +20,35 @@ assert STORAGE.keys() == DTYPES.keys()
 LANES = 16  # of every row sum: Order("...", "lane_sum", (("lanes", 16),))
 
 
-def dims(spec: Spec, *names: str):
+def dims(spec: Spec, *names: str) -> Any:
     """The dims by name: ints, or dynamic variables for what only a step knows."""
     got = [T.symbolic(n, "int32") if isinstance(spec.dims[n], Sym) else spec.dims[n]
            for n in names]
     return got[0] if len(got) == 1 else got
 
 
-def const(value: float):
+def const(value: float) -> Any:
     """An exact float32 constant. A plain literal would be printed with seven digits."""
     return T.reinterpret("float32", T.uint32(int(np.float32(value).view(np.uint32))))
 
 
-def f32(bits):
+def f32(bits: Any) -> Any:
     """bf16 bits -> float32."""
     return T.call_extern("float32", "di_bf16_to_f32", bits)
 
 
-def bf16(x):
+def bf16(x: Any) -> Any:
     """float32 -> bf16 bits, to nearest even."""
     return T.call_extern("uint16", "di_f32_to_bf16", x)
 
 
-def call(name: str, *args, type: str = "float32"):
+def call(name: str, *args: Any, type: str = "float32") -> Any:
     """Call the inline function ``name`` of the micro headers."""
     return T.call_extern(type, name, *args)
 
 
-@T.macro
-def fold_lanes(acc):
+@T.macro  # type: ignore[untyped-decorator]
+def fold_lanes(acc: Any) -> None:
     """The tree of ``lane_sum`` over 16 lanes, in place; the sum is in ``acc[0]``."""
     for i in T.serial(8):
         acc[i] = acc[i] + acc[i + 8]

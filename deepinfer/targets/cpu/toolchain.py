@@ -1,4 +1,4 @@
-"""The C++ compiler of the cpu target: which one, with which flags, into one library per ISA level."""
+"""The C++ compiler of the cpu target: which one, with which flags, one library per ISA level."""
 
 from __future__ import annotations
 

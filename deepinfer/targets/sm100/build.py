@@ -18,7 +18,7 @@ def build(phases: Mapping[str, Any], kernels: Mapping[str, LoweredKernel],
     """Sources, launch data and cubins by path inside the Program; every kernel passes its gates.
 
     Args:
-        phases, specs, isa, abi, jobs: as every target's build; not used, there is no step table yet.
+        phases, specs, isa, abi, jobs: as every target's build; unused, there is no step table.
         kernels: by symbol. cache: directory of cubins, kept by content.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Machine facts of SM100 (compute capability 10.0: B200, GB200). Nothing here was measured by us."""
+"""Machine facts of SM100 (compute capability 10.0: B200, GB200). None was measured by us."""
 
 from __future__ import annotations
 

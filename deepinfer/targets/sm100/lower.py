@@ -93,8 +93,8 @@ def _tensor_map(arguments: list[Any]) -> dict[str, Any]:
 
 
 _OPERATORS: dict[type[ast.operator], Any] = {
-    ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__, ast.FloorDiv: int.__floordiv__,
-    ast.Mod: int.__mod__,
+    ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__,
+    ast.FloorDiv: int.__floordiv__, ast.Mod: int.__mod__,
 }
 
 

@@ -69,9 +69,10 @@ def compile_cubin(lowered: LoweredKernel, cache_dir: Path) -> Cubin:
     """
     nvcc = find("nvcc")
     if nvcc is None:
-        raise ToolchainError("nvcc is not found on PATH, under $CUDA_HOME or among pip's packages",
-                             where="sm100 target",
-                             next="install CUDA 13 or `pip install nvidia-cuda-nvcc`, or emit source")
+        raise ToolchainError(
+            "nvcc is not found on PATH, under $CUDA_HOME or among pip's packages",
+            where="sm100 target",
+            next="install CUDA 13 or `pip install nvidia-cuda-nvcc`, or emit source")
     package = Path(load().__file__).parent
     include = (f"-I{package / 'src'}", f"-I{package / '3rdparty' / 'cutlass' / 'include'}")
     key = hashlib.sha256("\0".join((nvcc_version(), *FLAGS, lowered.text)).encode()).hexdigest()

@@ -18,8 +18,8 @@ def norm_quant(spec: Spec):
     N, C = dims(spec, "N", "C")
     eps, block, threads = spec.attrs["eps"], spec.attrs["block"], spec.schedule["threads"]
     if block != WARP or C % block:
-        raise TargetError(f"rows of {C} in blocks of {block}, expected blocks of {WARP} that divide "
-                          "the row", where="kernel norm_quant on sm100", next="use cpu")
+        raise TargetError(f"rows of {C} in blocks of {block}, expected blocks of {WARP} that "
+                          "divide the row", where="kernel norm_quant on sm100", next="use cpu")
 
     @T.prim_func
     def body(x: T.Tensor((N, C), "bfloat16"), w: T.Tensor((C,), "bfloat16"),

@@ -1,4 +1,4 @@
-"""rope_window_write on sm100: a block is a row; each warp rotates and quantises 32 channels at a time.
+"""rope_window_write on sm100: a block is a row; a warp turns and quantises 32 channels at a time.
 
 Elementwise but for the block maximum, which has no order: the reference's bits.
 """
@@ -16,8 +16,9 @@ def rope_window_write(spec: Spec):
     N, D, L, B, R, S, W = dims(spec, "N", "D", "L", "B", "R", "S", "W")
     block, threads = spec.attrs["block"], spec.schedule["threads"]
     if block != WARP or D % block or B % 2:
-        raise TargetError(f"keys of {D} in blocks of {block}, expected blocks of {WARP} that divide "
-                          "the key", where="kernel rope_window_write on sm100", next="use cpu")
+        raise TargetError(f"keys of {D} in blocks of {block}, expected blocks of {WARP} that "
+                          "divide the key", where="kernel rope_window_write on sm100",
+                          next="use cpu")
     fixed, warps = D - B, threads // WARP
 
     @T.prim_func

@@ -65,8 +65,8 @@ def sparse_attention(spec: Spec):
     per_key = THREADS // TILE
 
     @T.macro
-    def gather(u, tx, place, row_of, k, k_sf, ring, ring_sf, picks, count, pages, kv, kv_sf, keys,
-               codes, pairs, factor, converted):
+    def gather(u, tx, place, row_of, k, k_sf, ring, ring_sf, picks, count,
+               pages, kv, kv_sf, keys, codes, pairs, factor, converted):
         """Tile u into its buffer as bf16; keys that the row does not see become zeros.
 
         place: (first position seen, last one, number of window tiles).
@@ -159,14 +159,14 @@ def sparse_attention(spec: Spec):
             place = (low, position, window_tiles)
             row_of = (request_row, slot, first, positions[first])
 
-            gather(0, tx, place, row_of, k, k_sf, ring, ring_sf, picks, count, pages, kv, kv_sf, keys,
-                   codes, pairs, factor, converted)
+            gather(0, tx, place, row_of, k, k_sf, ring, ring_sf, picks, count,
+                   pages, kv, kv_sf, keys, codes, pairs, factor, converted)
             for u in T.serial(tiles):
                 if buffers == 1:
                     if u > 0:
                         wait_outputs(summed, u - 1)
-                        gather(u, tx, place, row_of, k, k_sf, ring, ring_sf, picks, count, pages, kv, kv_sf, keys,
-                               codes, pairs, factor, converted)
+                        gather(u, tx, place, row_of, k, k_sf, ring, ring_sf, picks, count,
+                               pages, kv, kv_sf, keys, codes, pairs, factor, converted)
                 T.fence_proxy_async()
                 T.tcgen05_before_thread_sync()
                 T.sync_threads()
@@ -180,8 +180,8 @@ def sparse_attention(spec: Spec):
                     if u > 0:
                         wait_outputs(summed, u - 1)
                     if u + 1 < tiles:
-                        gather(u + 1, tx, place, row_of, k, k_sf, ring, ring_sf, picks, count, pages, kv, kv_sf, keys,
-                               codes, pairs, factor, converted)
+                        gather(u + 1, tx, place, row_of, k, k_sf, ring, ring_sf, picks, count,
+                               pages, kv, kv_sf, keys, codes, pairs, factor, converted)
                 T.mbarrier_wait_parity(scored, u % 2)
                 T.tcgen05_after_thread_sync()
                 T.copy(scores, p)

@@ -94,9 +94,10 @@ def topk(spec: Spec):
                         key_of(key, scores, row, c * threads + tx)
                         shift = T.cast(32 - BITS - p * BITS, "uint32")
                         # p = 0: a shift by 32 is not defined, and every key takes part
-                        if p == 0 or (key[0] >> T.cast(32 - T.max(p, 1) * BITS, "uint32")) == state[0]:
-                            T.atomic_add(bins[T.cast((key[0] >> shift) & T.uint32(BINS - 1), "int32")],
-                                         1)
+                        higher = key[0] >> T.cast(32 - T.max(p, 1) * BITS, "uint32")
+                        digit = T.cast((key[0] >> shift) & T.uint32(BINS - 1), "int32")
+                        if p == 0 or higher == state[0]:
+                            T.atomic_add(bins[digit], 1)
                 T.sync_threads()
                 if tx < WARP:
                     find_digit(lane, bins, state)

@@ -161,7 +161,8 @@ class Emulation:
     def _tensor_map(m: Mapping[str, Any], bases: Mapping[str, int], dims: Mapping[str, int]
                     ) -> _TensorMap:
         made = _TensorMap(dtype=m["dtype"], rank=m["rank"], base=bases[m["operand"]],
-                          interleave=m["interleave"], swizzle=m["swizzle"], l2=m["l2"], oob=m["oob"])
+                          interleave=m["interleave"], swizzle=m["swizzle"], l2=m["l2"],
+                          oob=m["oob"])
         for i in range(m["rank"]):
             made.dim[i] = evaluate_size(m["dims"][i], dims)
             made.stride[i] = evaluate_size(m["strides"][i], dims)

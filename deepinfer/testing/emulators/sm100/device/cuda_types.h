@@ -1,5 +1,5 @@
-// CUDA's types and intrinsics as generated kernels use them, on the host. A closed list: a name that
-// is not here does not compile, and so is never emulated wrongly.
+// CUDA's types and intrinsics as generated kernels use them, on the host. A closed list: a name
+// that is not here does not compile, and so is never emulated wrongly.
 #pragma once
 #include <sys/types.h>
 
@@ -24,11 +24,11 @@ using std::max;
 using std::min;
 typedef unsigned char uchar;
 
-#define VECTOR_TYPE(name, T)                                          \
-    struct name##1 { T x; };                                          \
-    struct name##2 { T x, y; };                                       \
-    struct name##4 { T x, y, z, w; };                                 \
-    inline name##2 make_##name##2(T a, T b) { return {a, b}; }        \
+#define VECTOR_TYPE(name, T)                                   \
+    struct name##1 { T x; };                                   \
+    struct name##2 { T x, y; };                                \
+    struct name##4 { T x, y, z, w; };                          \
+    inline name##2 make_##name##2(T a, T b) { return {a, b}; } \
     inline name##4 make_##name##4(T a, T b, T c, T d) { return {a, b, c, d}; }
 VECTOR_TYPE(float, float)
 VECTOR_TYPE(int, int)
@@ -49,12 +49,16 @@ struct bfloat16_t {
     bfloat16_t(int i) : bfloat16_t((float)i) {}
     operator float() const { return emu::bf16_value(bits); }
 };
-struct bfloat16x2 { bfloat16_t x, y; };
+struct bfloat16x2 {
+    bfloat16_t x, y;
+};
 typedef bfloat16_t __nv_bfloat16;
 typedef bfloat16x2 __nv_bfloat162;
 inline __nv_bfloat162 __float22bfloat162_rn(float2 v) { return {bfloat16_t(v.x), bfloat16_t(v.y)}; }
 inline float2 __bfloat1622float2(__nv_bfloat162 v) { return {float(v.x), float(v.y)}; }
-inline unsigned __pack_nv_bfloat162(bfloat16_t a, bfloat16_t b) { return a.bits | unsigned(b.bits) << 16; }
+inline unsigned __pack_nv_bfloat162(bfloat16_t a, bfloat16_t b) {
+    return a.bits | unsigned(b.bits) << 16;
+}
 
 // ---- fp8: conversions round to nearest even and saturate
 
@@ -64,10 +68,18 @@ struct fp8_e4_t {
     fp8_e4_t(float f) : bits(emu::e4m3_bits(f)) {}
     operator float() const { return emu::e4m3_value(bits); }
 };
-struct fp8_e4_2_t { fp8_e4_t x, y; };
-struct fp8_e4_4_t { fp8_e4_t x, y, z, w; };
-struct fp8_e4_8_t { fp8_e4_4_t x, y; };
-struct fp8_e4_16_t { fp8_e4_8_t x, y; };
+struct fp8_e4_2_t {
+    fp8_e4_t x, y;
+};
+struct fp8_e4_4_t {
+    fp8_e4_t x, y, z, w;
+};
+struct fp8_e4_8_t {
+    fp8_e4_4_t x, y;
+};
+struct fp8_e4_16_t {
+    fp8_e4_8_t x, y;
+};
 typedef uint16_t __nv_fp8x2_storage_t;
 enum { __NV_SATFINITE, __NV_NOSAT };
 enum { __NV_E4M3, __NV_E5M2 };
@@ -100,7 +112,9 @@ inline T __shfl_sync(unsigned, T v, int source, int width = 32) {
     return emu_shuffle(v, (emu::lane() & ~(width - 1)) | (source & (width - 1)));
 }
 template <class T>
-inline T __shfl_xor_sync(unsigned, T v, int mask, int = 32) { return emu_shuffle(v, emu::lane() ^ mask); }
+inline T __shfl_xor_sync(unsigned, T v, int mask, int = 32) {
+    return emu_shuffle(v, emu::lane() ^ mask);
+}
 template <class T>
 inline T __shfl_up_sync(unsigned, T v, int delta, int width = 32) {
     int l = emu::lane();

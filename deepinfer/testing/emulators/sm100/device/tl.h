@@ -38,7 +38,9 @@ inline void tma_load(const CUtensorMap& map, Barrier& barrier, const void* to, I
 
 // ---- tensor memory
 
-inline void tmem_allocate(void* where, int columns) { emu::tmem_allocate((uint32_t*)where, columns); }
+inline void tmem_allocate(void* where, int columns) {
+    emu::tmem_allocate((uint32_t*)where, columns);
+}
 inline void tmem_deallocate(uint32_t* where, int columns) { emu::tmem_deallocate(*where, columns); }
 inline void tcgen05_before_thread_sync() { emu::fence_before_thread_sync(); }
 inline void tcgen05_after_thread_sync() { emu::fence_after_thread_sync(); }
@@ -69,14 +71,16 @@ union Tcgen05SMemDescriptor {
     }
 };
 template <class T>
-inline void initialize_tcgen05_descriptor(Tcgen05SMemDescriptor& d, T* start, int leading, int stride,
-                                          int base_offset, bool absolute, int layout) {
+inline void initialize_tcgen05_descriptor(Tcgen05SMemDescriptor& d, T* start, int leading,
+                                          int stride, int base_offset, bool absolute, int layout) {
     d.word = uint64_t(emu::smem_address(start) >> 4 & 0x3fff) | uint64_t(leading & 0x3fff) << 16 |
              uint64_t(stride & 0x3fff) << 32 | 1ull << 46 | uint64_t(base_offset & 7) << 49 |
              uint64_t(absolute) << 52 | uint64_t(layout & 7) << 61;
 }
 template <class T>
-inline void increase_descriptor_offset(Tcgen05SMemDescriptor& d, T bytes) { d.half[0] += bytes >> 4; }
+inline void increase_descriptor_offset(Tcgen05SMemDescriptor& d, T bytes) {
+    d.half[0] += bytes >> 4;
+}
 inline uint64_t make_sf_smem_desc(void* p) {
     return uint64_t(emu::smem_address(p) >> 4 & 0x3fff) | 8ull << 32 | 1ull << 46;
 }
@@ -85,10 +89,12 @@ inline void tcgen05_cp(uint64_t descriptor, uint32_t address) {
     static_assert(!two, "pairs of CTAs are not emulated");
     emu::tmem_copy_scales(descriptor, address);
 }
-constexpr emu::Kind kind_of(DataType t) { return t == DataType::kBFloat16 ? emu::Kind::f16 : emu::Kind::f8; }
+constexpr emu::Kind kind_of(DataType t) {
+    return t == DataType::kBFloat16 ? emu::Kind::f16 : emu::Kind::f8;
+}
 template <DataType T, bool two = false>
-inline void tcgen05mma_ss(uint64_t a, uint64_t b, uint32_t d, uint32_t accumulate, uint32_t instruction,
-                          int, int, int, int) {
+inline void tcgen05mma_ss(uint64_t a, uint64_t b, uint32_t d, uint32_t accumulate,
+                          uint32_t instruction, int, int, int, int) {
     static_assert(!two, "pairs of CTAs are not emulated");
     emu::mma(kind_of(T), false, a, b, d, accumulate, instruction, 0, 0);
 }
@@ -114,21 +120,29 @@ inline float2 max2(float2 a, float2 b) { return {fmaxf(a.x, b.x), fmaxf(a.y, b.y
 
 struct SumOp {
     template <class T>
-    T operator()(T a, T b) { return a + b; }
+    T operator()(T a, T b) {
+        return a + b;
+    }
 };
 struct MaxOp {
     template <class T>
-    T operator()(T a, T b) { return a > b ? a : b; }
+    T operator()(T a, T b) {
+        return a > b ? a : b;
+    }
     float operator()(float a, float b) { return fmaxf(a, b); }
 };
 struct SyncThreadsBarrier {
     template <int>
-    static void sync() { __syncthreads(); }
+    static void sync() {
+        __syncthreads();
+    }
 };
 template <int count>
 struct NamedBarrier {
     template <int id>
-    static void sync() { emu::barrier_sync(id, count); }
+    static void sync() {
+        emu::barrier_sync(id, count);
+    }
 };
 template <class Reduce, int threads, int scale, int offset = 0, class Sync = SyncThreadsBarrier>
 struct AllReduce {

@@ -55,7 +55,8 @@ bool mbarrier_test(void* p, uint32_t parity);
 void mbarrier_wait(void* p, uint32_t parity);
 
 // TMA.
-void tma_load(const CUtensorMap& map, void* barrier, void* destination, int rank, const int* coords);
+void tma_load(const CUtensorMap& map, void* barrier, void* destination, int rank,
+              const int* coords);
 
 // Tensor memory and tcgen05.
 enum class Kind { f16, f8, mxf8 };

@@ -16,7 +16,9 @@ inline float bf16_value(uint16_t bits) {
 
 inline float e4m3_value(uint8_t bits) {
     int e = (bits >> 3) & 15, m = bits & 7;
-    float v = e == 15 && m == 7 ? NAN : e ? std::ldexp(1.f + m / 8.f, e - 7) : std::ldexp((float)m, -9);
+    float v = e == 15 && m == 7 ? NAN
+              : e               ? std::ldexp(1.f + m / 8.f, e - 7)
+                                : std::ldexp((float)m, -9);
     return bits & 0x80 ? -v : v;
 }
 
@@ -25,7 +27,9 @@ inline float e2m1_value(uint8_t bits) {
     return bits & 8 ? -values[bits & 7] : values[bits & 7];
 }
 
-inline float ue8m0_value(uint8_t bits) { return bits == 255 ? NAN : std::ldexp(1.f, (int)bits - 127); }
+inline float ue8m0_value(uint8_t bits) {
+    return bits == 255 ? NAN : std::ldexp(1.f, (int)bits - 127);
+}
 
 inline uint16_t bf16_bits(float f) {  // to nearest even
     uint32_t u;
@@ -42,7 +46,7 @@ inline uint8_t e4m3_bits(float f) {  // to nearest even, saturating
     int e = a == 0.f ? -6 : std::max(std::ilogb(a), -6);
     float step = std::ldexp(1.f, e - 3);
     int units = (int)std::nearbyint(a / step);  // 0..16
-    if (e == -6) return sign | units;            // 8 carries into the exponent by itself
+    if (e == -6) return sign | units;           // 8 carries into the exponent by itself
     return sign | (((e + 7) << 3) + (units - 8));
 }
 

@@ -23,8 +23,8 @@ void report(const char* kind, const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    snprintf(line, sizeof line, "%s: block (%u,%u,%u) thread %u: %s\n", kind, blockIdx.x, blockIdx.y,
-             blockIdx.z, threadIdx.x, text);
+    snprintf(line, sizeof line, "%s: block (%u,%u,%u) thread %u: %s\n", kind, blockIdx.x,
+             blockIdx.y, blockIdx.z, threadIdx.x, text);
     texts += line;
 }
 
@@ -113,7 +113,8 @@ static bool run_pending() {
         std::vector<size_t> free;
         std::map<int, bool> seen;
         for (size_t i = 0; i < pending.size(); i++)
-            if (pending[i].pipe < 0 || !std::exchange(seen[pending[i].pipe], true)) free.push_back(i);
+            if (pending[i].pipe < 0 || !std::exchange(seen[pending[i].pipe], true))
+                free.push_back(i);
         pick = free[random_number() % free.size()];
     }
     Operation op = std::move(pending[pick]);
@@ -138,7 +139,8 @@ static void arrange(std::vector<int>& order) {
         for (int i = 0; i < threads; i++) order[i] = threads - 1 - i;
     if (mode == Mode::random)
         for (int w = threads / 32 - 1; w > 0; w--)
-            std::swap_ranges(&order[w * 32], &order[w * 32] + 32, &order[random_number() % (w + 1) * 32]);
+            std::swap_ranges(&order[w * 32], &order[w * 32] + 32,
+                             &order[random_number() % (w + 1) * 32]);
 }
 
 static void report_deadlock() {
@@ -200,7 +202,8 @@ static void check_exit(int threads) {
     for (int i = 0; i < threads; i++) {
         Fiber &f = state.fibers[i], &first = state.fibers[i / 32 * 32];
         if (f.sync_hash != first.sync_hash || f.sync_count != first.sync_count) {
-            report("convergence", "lanes of warp %d ran different sequences of .sync.aligned ops", i / 32);
+            report("convergence", "lanes of warp %d ran different sequences of .sync.aligned ops",
+                   i / 32);
             break;
         }
     }
@@ -243,8 +246,8 @@ static void place_smem(size_t dynamic, const size_t* statics, int count) {
     state.dynamic_offset = (used + 1023) & ~size_t(1023);
     state.smem_bytes = state.dynamic_offset + dynamic;
     if (used + dynamic > kSmemLimit)
-        report("out-of-bounds", "%zu static + %zu dynamic bytes of smem; the limit is %zu", used, dynamic,
-               kSmemLimit);
+        report("out-of-bounds", "%zu static + %zu dynamic bytes of smem; the limit is %zu", used,
+               dynamic, kSmemLimit);
 }
 
 }  // namespace emu
@@ -271,7 +274,8 @@ void emu_run(void (*kernel)(void**), void** arguments, const int* grid, int thre
                 blockIdx = dim3(x, y, z);
                 reset_block(threads);
                 if (!run_threads(threads)) return;
-                while (run_pending()) {}
+                while (run_pending()) {
+                }
                 check_exit(threads);
             }
 }

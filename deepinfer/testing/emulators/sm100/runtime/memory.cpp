@@ -14,17 +14,22 @@ void Shadow::reset(size_t n) {
     atomics.clear();
 }
 
-static bool after(const Clock* order, int agent, uint32_t clock) { return clock <= order->v[agent]; }
+static bool after(const Clock* order, int agent, uint32_t clock) {
+    return clock <= order->v[agent];
+}
 
 static void unordered(const Shadow& s, size_t i, const Access& a, int agent, uint32_t clock,
                       const char* hazard) {
     if (agent == a.agent || after(a.order, agent, clock)) return;
     const char* name = state.agents[agent].c_str();
     if (a.weaker && after(a.weaker, agent, clock))
-        report("tcgen05-fence", "%s of %s+0x%zx is ordered after %s, but no "
-               "tcgen05.fence::after_thread_sync is between them", a.what, s.name, i, name);
+        report("tcgen05-fence",
+               "%s of %s+0x%zx is ordered after %s, but no "
+               "tcgen05.fence::after_thread_sync is between them",
+               a.what, s.name, i, name);
     else
-        report("race", "%s: %s of %s+0x%zx is not ordered after %s", hazard, a.what, s.name, i, name);
+        report("race", "%s: %s of %s+0x%zx is not ordered after %s", hazard, a.what, s.name, i,
+               name);
 }
 
 static void remember_read(Shadow& s, Cell& c, size_t i, const Access& a) {
@@ -66,9 +71,12 @@ void check(Shadow& s, size_t i, const Access& a, bool write) {
     if (c.written == Written::never) {
         if (!write || a.atomic) report("uninitialised", "%s of %s+0x%zx", a.what, s.name, i);
     } else {
-        unordered(s, i, a, c.write_agent, c.write_clock, write ? "write after write" : "read after write");
-        if (a.proxy && c.written == Written::generic && !after(a.proxy, c.write_agent, c.write_clock))
-            report("proxy", "%s of %s+0x%zx: a generic write by %s, but no fence.proxy.async is between",
+        unordered(s, i, a, c.write_agent, c.write_clock,
+                  write ? "write after write" : "read after write");
+        if (a.proxy && c.written == Written::generic &&
+            !after(a.proxy, c.write_agent, c.write_clock))
+            report("proxy",
+                   "%s of %s+0x%zx: a generic write by %s, but no fence.proxy.async is between",
                    a.what, s.name, i, state.agents[c.write_agent].c_str());
         if (write && a.once && c.written == Written::async && c.write_agent == a.agent &&
             c.write_clock == a.clock)
@@ -96,8 +104,8 @@ void check(Shadow& s, size_t i, const Access& a, bool write) {
 
 void check_smem(size_t offset, size_t bytes, const Access& a, bool write) {
     if (offset + bytes > state.smem_bytes) {
-        report("out-of-bounds", "%s of smem+0x%zx, %zu bytes; %zu bytes are allocated", a.what, offset,
-               bytes, state.smem_bytes);
+        report("out-of-bounds", "%s of smem+0x%zx, %zu bytes; %zu bytes are allocated", a.what,
+               offset, bytes, state.smem_bytes);
         return;
     }
     for (size_t i = offset; i < offset + bytes; i++) check(state.smem_shadow, i, a, write);
@@ -152,7 +160,8 @@ void check_global(const void* p, size_t bytes, bool write) {
         if (write) t->writer[i] = self;
     }
     if (write) {
-        if (t->output && t->defined[offset]) report("written-twice", "%s+0x%zx", t->name.c_str(), offset);
+        if (t->output && t->defined[offset])
+            report("written-twice", "%s+0x%zx", t->name.c_str(), offset);
         memset(&t->defined[offset], 1, bytes);
         return;
     }
@@ -214,7 +223,8 @@ void* emu_tensor(size_t bytes, const char* name, int output, int defined) {
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     uint8_t* base = arena + arena_used;
     arena_used += ((bytes + 4095) & ~size_t(4095)) + 4096;
-    tensors.push_back({base, bytes, name, std::vector<uint8_t>(bytes, defined != 0), output != 0, {}});
+    tensors.push_back(
+        {base, bytes, name, std::vector<uint8_t>(bytes, defined != 0), output != 0, {}});
     memset(base, 0xFF, bytes);
     return base;
 }

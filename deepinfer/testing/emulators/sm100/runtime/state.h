@@ -1,10 +1,10 @@
 // The emulator's state, shared by the files of the runtime and by nothing else.
 //
 // Happens-before is tracked with vector clocks over *agents*: threads, mbarriers (a TMA write is an
-// epoch of its mbarrier's phase), the tensor pipe of an issuing thread, and a thread's tcgen05.ld/st.
-// A thread has three clocks: `causal`; `proxy`, causality with a fence.proxy.async on the path, which
-// the async proxy needs before it reads generic writes; and `tensor`, causality as of the last
-// tcgen05.fence::after_thread_sync, which tcgen05 accesses need.
+// epoch of its mbarrier's phase), the tensor pipe of an issuing thread, and a thread's
+// tcgen05.ld/st. A thread has three clocks: `causal`; `proxy`, causality with a fence.proxy.async
+// on the path, which the async proxy needs before it reads generic writes; and `tensor`, causality
+// as of the last tcgen05.fence::after_thread_sync, which tcgen05 accesses need.
 #pragma once
 #include <cstdarg>
 #include <cstdio>
@@ -68,10 +68,10 @@ struct Shadow {
 struct Access {
     int agent;
     uint32_t clock;
-    const Clock* order;         // what this access is ordered after
-    const Clock* weaker;        // ordered but for a missing after-fence; null: no such notion
-    const Clock* proxy;         // generic writes must be in here too; null: not an async read
-    bool async, atomic, once;   // once: one write per cell and epoch (TMA)
+    const Clock* order;        // what this access is ordered after
+    const Clock* weaker;       // ordered but for a missing after-fence; null: no such notion
+    const Clock* proxy;        // generic writes must be in here too; null: not an async read
+    bool async, atomic, once;  // once: one write per cell and epoch (TMA)
     const char* what;
 };
 void check(Shadow& shadow, size_t index, const Access& access, bool write);
@@ -112,7 +112,8 @@ inline void tick() { state.causal[state.current].v[state.current]++; }
 
 // Fibers and asynchronous operations (launch.cpp).
 void block(Wait reason);
-// pipe < 0: unordered with everything (a copy); otherwise in order with the pipe's other operations.
+// pipe < 0: unordered with everything (a copy); otherwise in order with the pipe's other
+// operations.
 void submit(int pipe, std::function<void()> run);
 
 // mbarriers (sync.cpp).

@@ -36,7 +36,8 @@ MBarrier* find_mbarrier(void* p) {
 void mbarrier_init(void* p, uint32_t count) {
     state.operations["mbarrier.init"]++;
     auto*& b = state.mbarriers[offset_of(p)];
-    if (b && b->live) report("mbarrier", "smem+0x%zx is initialised again while live", offset_of(p));
+    if (b && b->live)
+        report("mbarrier", "smem+0x%zx is initialised again while live", offset_of(p));
     char name[32];
     snprintf(name, sizeof name, "mbarrier 0x%zx", offset_of(p));
     int agent = b ? b->agent : new_agent(name);
@@ -52,7 +53,8 @@ void touch_mbarrier(void* p) {
     int t = state.current;
     if (c.written != Written::never && c.write_agent != t &&
         c.write_clock > state.causal[t].v[c.write_agent])
-        report("race", "mbarrier smem+0x%zx is used without being ordered after its init", offset_of(p));
+        report("race", "mbarrier smem+0x%zx is used without being ordered after its init",
+               offset_of(p));
 }
 
 void require_fenced(const MBarrier* b, const char* what) {
@@ -154,7 +156,8 @@ void barrier_sync(int id, int count) {
     NamedBarrier& b = named_barriers[id];
     if (count % 32) report("barrier", "bar.sync %d, %d: not a multiple of a warp", id, count);
     if (b.arrived == 0) b.count = count;
-    if (b.count != count) report("barrier", "bar.sync %d with counts %d and %d", id, b.count, count);
+    if (b.count != count)
+        report("barrier", "bar.sync %d with counts %d and %d", id, b.count, count);
     gather(b, true);
     long generation = b.generation;
     if (++b.arrived >= count) b.arrived = 0, b.generation++;

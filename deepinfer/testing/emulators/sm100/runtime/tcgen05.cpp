@@ -1,7 +1,8 @@
 // Tensor memory and the tcgen05 instructions: alloc, ld, st, cp, mma and commit, for one CTA.
 //
 // An MMA sums the exact products of one instruction in fp32, k ascending, and adds the sum to the
-// accumulator once. Hardware aligns and truncates in its own way: no bit equality with it is claimed.
+// accumulator once. Hardware aligns and truncates in its own way: no bit equality with it is
+// claimed.
 #include <algorithm>
 #include <memory>
 
@@ -47,7 +48,9 @@ void tmem_deallocate(uint32_t address, int columns) {
             bool bad = x.written != Written::never && late(x.write_agent, x.write_clock);
             for (int q = 0; x.reads != kMany && q < x.reads; q++)
                 bad = bad || late(x.read_agent[q], x.read_clock[q]);
-            if (bad) report("tmem-use-after-free", "dealloc of column %d is not ordered after its use", c);
+            if (bad)
+                report("tmem-use-after-free", "dealloc of column %d is not ordered after its use",
+                       c);
         }
     }
 }
@@ -74,7 +77,8 @@ static Access async_read(int agent, uint32_t clock, const char* what) {
 // tcgen05.ld and .st, shape 32x32b: a thread owns its lane of its warp's quarter.
 static Access move_access(uint32_t address, const char* what) {
     auto& f = fiber();
-    if (f.move_agent < 0) f.move_agent = new_agent("tcgen05.ld/st of t" + std::to_string(state.current));
+    if (f.move_agent < 0)
+        f.move_agent = new_agent("tcgen05.ld/st of t" + std::to_string(state.current));
     int lanes = address >> 16;
     if (lanes && lanes != (warp() & 3) * 32) report("tmem", "%s with lane field %d", what, lanes);
     return tensor_access(f.move_agent, ++f.move_clock, what);
@@ -110,7 +114,8 @@ void tmem_store(uint32_t address, const uint32_t* source, int columns) {
 // The tensor pipe of the issuing thread: its operations run in order.
 static int tensor_agent() {
     auto& f = fiber();
-    if (f.tensor_agent < 0) f.tensor_agent = new_agent("tensor pipe of t" + std::to_string(state.current));
+    if (f.tensor_agent < 0)
+        f.tensor_agent = new_agent("tensor pipe of t" + std::to_string(state.current));
     return f.tensor_agent;
 }
 
@@ -123,7 +128,8 @@ void tmem_copy_scales(uint64_t descriptor, uint32_t address) {
     uint32_t start = (descriptor & 0x3fff) << 4, group = ((descriptor >> 32) & 0x3fff) << 4;
     if (descriptor >> 61) report("descriptor", "tcgen05.cp with swizzle %d", int(descriptor >> 61));
     auto row = [=](int r) { return start + (r / 8) * group + (r % 8) * 16; };
-    Access read = async_read(agent, clock, "tcgen05.cp"), write = tensor_access(agent, clock, "tcgen05.cp");
+    Access read = async_read(agent, clock, "tcgen05.cp"),
+           write = tensor_access(agent, clock, "tcgen05.cp");
     for (int r = 0; r < 32; r++) check_smem(row(r), 16, read, false);
     for (int c = 0; c < 4; c++) {
         if (!usable(column + c, "tcgen05.cp")) return;
@@ -140,7 +146,7 @@ void tmem_copy_scales(uint64_t descriptor, uint32_t address) {
 
 struct Matrix {
     uint32_t start, leading, stride;
-    int swizzle;      // TMA's numbering
+    int swizzle;  // TMA's numbering
     bool mn_major;
     int element, format;
     bool negate;
@@ -149,8 +155,14 @@ struct Matrix {
 static Matrix decode(uint64_t d, bool mn_major, int element, int format, bool negate) {
     static const int swizzles[8] = {0, -1, 3, -1, 2, -1, 1, -1};
     int layout = (d >> 61) & 7;
-    Matrix m{uint32_t(d & 0x3fff) << 4, uint32_t((d >> 16) & 0x3fff) << 4,
-             uint32_t((d >> 32) & 0x3fff) << 4, swizzles[layout], mn_major, element, format, negate};
+    Matrix m{uint32_t(d & 0x3fff) << 4,
+             uint32_t((d >> 16) & 0x3fff) << 4,
+             uint32_t((d >> 32) & 0x3fff) << 4,
+             swizzles[layout],
+             mn_major,
+             element,
+             format,
+             negate};
     if (m.swizzle < 0) report("descriptor", "layout type %d", layout), m.swizzle = 0;
     if (((d >> 46) & 3) != 1) report("descriptor", "version field %d", int((d >> 46) & 3));
     if ((d >> 49) & 7) report("descriptor", "base offset %d", int((d >> 49) & 7));
@@ -198,7 +210,8 @@ static float fetch(const Matrix& m, Kind kind, int row, int k) {
 static void check_matrix(const Matrix& m, int rows, int depth, const Access& read) {
     int per = 16 / m.element;
     for (int row = 0; row < rows; row += m.mn_major ? per : 1)
-        for (int k = 0; k < depth; k += m.mn_major ? 1 : per) check_smem(address_of(m, row, k), 16, read, false);
+        for (int k = 0; k < depth; k += m.mn_major ? 1 : per)
+            check_smem(address_of(m, row, k), 16, read, false);
 }
 
 // Where element (m, n) of an accumulator lives.
@@ -217,8 +230,8 @@ static float scale_of(uint32_t base, int row, int id) {
     return ue8m0_value(state.tmem[cell(row % 32, (base & 0xffff) + row / 32)] >> (8 * id) & 255);
 }
 
-void mma(Kind kind, bool weight_stationary, uint64_t da, uint64_t db, uint32_t d, uint32_t accumulate,
-         uint32_t instruction, uint32_t scales_a, uint32_t scales_b) {
+void mma(Kind kind, bool weight_stationary, uint64_t da, uint64_t db, uint32_t d,
+         uint32_t accumulate, uint32_t instruction, uint32_t scales_a, uint32_t scales_b) {
     if (!elect()) return;
     state.operations["tcgen05.mma"]++;
     auto bits = [=](int from, int count) { return int(instruction >> from & ((1u << count) - 1)); };
@@ -233,13 +246,15 @@ void mma(Kind kind, bool weight_stationary, uint64_t da, uint64_t db, uint32_t d
     if (!scaled && id_b != 1) report("unsupported", "accumulator format %d", id_b);
     if (scaled && !bits(23, 1)) report("mma", "scales are not ue8m0");
     if (bits(0, 3)) report("unsupported", "sparse or saturating mma");
-    bool legal = weight_stationary ? (M == 32 || M == 64 || M == 128) && (N == 64 || N == 128 || N == 256)
-                                   : (M == 128 && N % 16 == 0 && N >= 16 && N <= 256) ||
-                                         (M == 64 && N >= 8 && N <= 256);
+    bool legal =
+        weight_stationary
+            ? (M == 32 || M == 64 || M == 128) && (N == 64 || N == 128 || N == 256)
+            : (M == 128 && N % 16 == 0 && N >= 16 && N <= 256) || (M == 64 && N >= 8 && N <= 256);
     if (!legal) report("mma", "shape M=%d N=%d%s", M, N, weight_stationary ? " .ws" : "");
     int agent = tensor_agent();
     uint32_t clock = ++fiber().tensor_clock, base = d & 0xffff;
-    Access read = async_read(agent, clock, "mma operand read"), tensor = tensor_access(agent, clock, "mma");
+    Access read = async_read(agent, clock, "mma operand read"),
+           tensor = tensor_access(agent, clock, "mma");
     check_matrix(A, M, depth, read);
     check_matrix(B, N, depth, read);
     int columns = weight_stationary && M < 128 ? N * M / 128 : N;
@@ -299,7 +314,8 @@ void commit(void* barrier) {
     int agent = tensor_agent(), t = state.current;
     uint32_t clock = fiber().tensor_clock;
     // The arrival carries what the issuing thread had seen before the commit, and its MMAs.
-    auto causal = std::make_shared<Clock>(state.causal[t]), proxy = std::make_shared<Clock>(state.proxy[t]);
+    auto causal = std::make_shared<Clock>(state.causal[t]),
+         proxy = std::make_shared<Clock>(state.proxy[t]);
     causal->v[t]--;
     submit(agent, [=] { arrive_from(b, *causal, *proxy, agent, clock); });
 }

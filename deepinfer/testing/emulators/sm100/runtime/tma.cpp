@@ -8,7 +8,8 @@ namespace emu {
 
 constexpr int k16U4 = 14;  // CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B
 
-static int element_bytes(int dtype) {  // CUtensorMapDataType: u8 u16 u32 i32 u64 i64 f16 f32 f64 bf16 ...
+static int element_bytes(
+    int dtype) {  // CUtensorMapDataType: u8 u16 u32 i32 u64 i64 f16 f32 f64 bf16 ...
     static const int bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
     return dtype < 13 ? bytes[dtype] : 1;
 }
@@ -61,17 +62,21 @@ static void check_map(const CUtensorMap& m) {
     int align = u4 ? 32 : 16;
     if ((uintptr_t)m.base % align) report("tma", "global address is not a multiple of %d", align);
     for (int i = 1; i < m.rank; i++)
-        if (m.stride[i] % align) report("tma", "stride %ld is not a multiple of %d", (long)m.stride[i], align);
+        if (m.stride[i] % align)
+            report("tma", "stride %ld is not a multiple of %d", (long)m.stride[i], align);
     if (u4 && (m.dim[0] % 128 || m.box[0] != 128))
         report("tma", "16U4_ALIGN16B: inner dim %ld, box %d; needs a multiple of 128 and 128",
                (long)m.dim[0], m.box[0]);
     for (int i = 0; i < m.rank; i++)
         if (m.box[i] < 1 || m.box[i] > 256) report("tma", "box dim %d is not in 1..256", m.box[i]);
-    int64_t row = int64_t(m.box[0]) * element_bytes(m.dtype), span = m.swizzle ? 16 << m.swizzle : 0;
-    if (span && row > span) report("tma", "inner box of %ld bytes, swizzle span %ld", (long)row, (long)span);
+    int64_t row = int64_t(m.box[0]) * element_bytes(m.dtype),
+            span = m.swizzle ? 16 << m.swizzle : 0;
+    if (span && row > span)
+        report("tma", "inner box of %ld bytes, swizzle span %ld", (long)row, (long)span);
 }
 
-void tma_load(const CUtensorMap& map, void* barrier, void* destination, int rank, const int* coords) {
+void tma_load(const CUtensorMap& map, void* barrier, void* destination, int rank,
+              const int* coords) {
     state.operations["cp.async.bulk.tensor"]++;
     MBarrier* b = find_mbarrier(barrier);
     if (!b) return;
@@ -84,11 +89,11 @@ void tma_load(const CUtensorMap& map, void* barrier, void* destination, int rank
     std::array<int, 5> at{};
     std::copy(coords, coords + rank, at.begin());
     bool u4 = map.dtype == k16U4;
-    Access write{b->agent, b->phase + 1, &state.causal[state.current], nullptr, nullptr,
-                 true, false, true, "TMA write"};
-    walk(map, coords, shared, [&](uint32_t to, uint8_t*, int bytes) {
-        check_smem(to, u4 ? 16 : bytes, write, true);
-    });
+    Access write{b->agent, b->phase + 1, &state.causal[state.current],
+                 nullptr,  nullptr,      true,
+                 false,    true,         "TMA write"};
+    walk(map, coords, shared,
+         [&](uint32_t to, uint8_t*, int bytes) { check_smem(to, u4 ? 16 : bytes, write, true); });
     CUtensorMap m = map;
     uint32_t phase = b->phase;
     submit(-1, [=] {
@@ -102,7 +107,8 @@ void tma_load(const CUtensorMap& map, void* barrier, void* destination, int rank
             if (inside_global(from, bytes)) memcpy(state.smem + to, from, bytes);
             if (u4) memset(state.smem + to + 8, 0xEE, 8);  // padding: nothing may depend on it
         });
-        if (b->phase != phase) report("mbarrier", "a TMA load completes in a later phase than its own");
+        if (b->phase != phase)
+            report("mbarrier", "a TMA load completes in a later phase than its own");
         b->tx -= box_bytes(m);
         complete_if_done(b);
     });

@@ -1,0 +1,101 @@
+"""Training text: sources of the Python standard library, and generated chats."""
+
+import hashlib
+import random
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+from chats import KINDS, chat
+from tokenizer import BOS, EOS
+from tokenizers import Tokenizer
+
+HERE = Path(__file__).parent
+MANIFEST = HERE / "corpus.txt"
+PACKAGES = ("asyncio collections concurrent ctypes curses dbm distutils email encodings html http "
+            "idlelib importlib json logging multiprocessing re sqlite3 tkinter tomllib unittest "
+            "urllib wsgiref xml xmlrpc zoneinfo").split()
+CHAT_SHARE = 0.2  # of the rows of a batch
+
+
+def library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def list_library() -> list[str]:
+    """The corpus files of the running interpreter: no tests, no tables, nothing generated."""
+    found = []
+    for file in library().rglob("*.py"):
+        parts = file.relative_to(library()).parts
+        top = parts[0] in PACKAGES or len(parts) == 1
+        tests = any("test" in p for p in parts[:-1])
+        table = parts[0] == "encodings" and (parts[-1].startswith(("cp", "iso", "mac_", "koi8")))
+        generated = parts[-1].startswith("_sysconfigdata")
+        if top and not tests and not table and not generated:
+            found.append("/".join(parts))
+    return sorted(found)
+
+
+def write_manifest() -> None:
+    lines = [f"{hashlib.sha256((library() / f).read_bytes()).hexdigest()} {f}"
+             for f in list_library()]
+    MANIFEST.write_text("\n".join(lines) + "\n")
+
+
+def is_held_out(name: str) -> bool:
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 12 == 0
+
+
+def read_corpus() -> dict[str, str]:
+    """The files of the manifest by name. Says how many differ from the ones it was made of."""
+    texts, other = {}, 0
+    for line in MANIFEST.read_text().splitlines():
+        digest, name = line.split(" ", 1)
+        file = library() / name
+        data = file.read_bytes() if file.exists() else b""
+        other += hashlib.sha256(data).hexdigest() != digest
+        if data:
+            texts[name] = data.decode(errors="replace")
+    if other:
+        print(f"corpus: {other} of {len(texts)} files are not those of {MANIFEST.name}; "
+              "results will differ a little", flush=True)
+    return texts
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def encode_files(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
+    """Each text as a document: bos, tokens, eos."""
+    encoded = tokenizer.encode_batch([BOS + t + EOS for t in texts], add_special_tokens=False)
+    return [np.array(e.ids, np.int32) for e in encoded]
+
+
+class Batches:
+    """Batch `step` is a function of (seed, step) alone, so that training can stop and resume."""
+
+    def __init__(self, documents: list[np.ndarray], tokenizer: Tokenizer, seed: int) -> None:
+        self.stream = np.concatenate(documents)
+        self.starts = np.cumsum([0, *map(len, documents)])[:-1]
+        self.tokenizer, self.seed = tokenizer, seed
+
+    def __call__(self, step: int, rows: int, length: int) -> np.ndarray:
+        """Tokens [rows, length + 1]."""
+        rng = np.random.default_rng((self.seed, step))
+        return np.stack([self._row(rng, length + 1) for _ in range(rows)])
+
+    def _row(self, rng: np.random.Generator, length: int) -> np.ndarray:
+        if rng.random() < CHAT_SHARE:
+            return self._chats(random.Random(int(rng.integers(2**62))), length)
+        if rng.random() < 0.25:  # a beginning, as every prompt has one
+            start = min(int(rng.choice(self.starts)), len(self.stream) - length)
+        else:
+            start = int(rng.integers(len(self.stream) - length))
+        return self.stream[start:start + length]
+
+    def _chats(self, rng: random.Random, length: int) -> np.ndarray:
+        ids: list[int] = []
+        while len(ids) < length:
+            ids += encode(self.tokenizer, chat(rng.choice(KINDS), rng))
+        return np.array(ids[:length], np.int32)
