@@ -24,7 +24,7 @@ from deepinfer.ir.op import OPS
 from deepinfer.ir.types import Kind
 from deepinfer.program import Program
 from deepinfer.runtime.devices.isa import host_levels
-from deepinfer.settings import cache_dir
+from deepinfer.settings import cache_dir, forced_isa
 from deepinfer.targets.base import Target, load_target
 
 RELEASE = "v4.1-flash"
@@ -65,7 +65,8 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
         target: what to compile for; only "cpu" has all kernels.
         out: the Program's directory; default: one in the cache, named by its content key, which a
             second call finds without compiling.
-        isa: ISA levels of the cpu target; default: the highest of this machine.
+        isa: ISA levels of the cpu target; default: the highest of this machine, or the one that
+            DEEPINFER_CPU_ISA names.
         limits: largest sizes; default: the model's context, 2048 rows, 64 requests.
         report: called as (what, done, total) while it works.
         jobs: compilers at once; default: all cores.
@@ -77,7 +78,7 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
     cfg = read_config(model)
     limits = limits or Limits.for_model(cfg)
     chosen = load_target(target)
-    levels = tuple(isa) if isa is not None else (host_levels()[-1],)
+    levels = tuple(isa) if isa is not None else default_levels()
     key = content_key(cfg, limits, chosen, levels)
     path = Path(out) if out is not None else cache_dir() / "programs" / key[:32]
     try:
@@ -111,6 +112,11 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
     return artifact.save(path, manifest, files | texts(list(plans.values())))
 
 
+def default_levels() -> tuple[str, ...]:
+    """The ISA level to build where none is asked for: the forced one, or this machine's highest."""
+    return (forced_isa() or host_levels()[-1],)
+
+
 def facts(cfg: ModelConfig, limits: Limits) -> dict[str, Any]:
     """What the runtime needs to know of the model and of the layout of its caches."""
     return {
@@ -131,20 +137,22 @@ def content_key(cfg: ModelConfig, limits: Limits, target: Target, isa: Sequence[
     """sha256 over all that shapes a Program: model, limits, target, tools, and our own sources."""
     parts = [json.dumps(cfg.to_json(), sort_keys=True), json.dumps(asdict(limits), sort_keys=True),
              target.name, *isa, tilelang_version(),
-             *(f"{k}={v}" for k, v in sorted(target.versions().items())), source_digest()]
+             *(f"{k}={v}" for k, v in sorted(target.versions().items())), source_digest(target)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def source_digest() -> str:
-    """sha256 over the compiler's sources: an edit compiles anew, whatever the version says."""
+def source_digest(target: Target) -> str:
+    """sha256 over the sources that shape a Program of this target: an edit compiles anew, whatever
+    the version says."""
     root = Path(__file__).parent
+    paths = [root / "compiler.py", root / "program.py", *(root / "targets").glob("*.py")]
+    for package in ("numerics", "ir", "ops", "graph", "passes", "codegen",
+                    f"targets/{target.name}"):
+        paths += [p for p in (root / package).rglob("*")
+                  if p.suffix in (".py", ".h", ".cc", ".json")]
     digest = hashlib.sha256()
-    for package in ("numerics", "ir", "ops", "graph", "passes", "codegen", "targets"):
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".h", ".cc", ".json"):
-                digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    for name in ("compiler.py", "program.py"):
-        digest.update((root / name).read_bytes())
+    for path in sorted(paths):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
 

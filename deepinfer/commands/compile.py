@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from deepinfer.commands.output import Progress, emit, emit_json, say, size
-from deepinfer.commands.targets import forced_levels, open_target
+from deepinfer.commands.targets import open_target
 from deepinfer.errors import RequestError
 
 
@@ -29,9 +29,8 @@ def run(args: argparse.Namespace) -> int:
                               max_num_seqs=args.max_num_seqs,
                               max_num_batched_tokens=args.max_num_batched_tokens)
     open_target(args.target)
-    isa = args.isa or (forced_levels() if args.target == "cpu" else None)
     with Progress() as progress:
-        program = compile(cfg, target=args.target, out=out, isa=isa, limits=limits,
+        program = compile(cfg, target=args.target, out=out, isa=args.isa, limits=limits,
                           report=progress, jobs=args.jobs)
     nbytes = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     launches = {name: len(p.launches) for name, p in program.phases.items()}

@@ -10,7 +10,7 @@ import argparse
 
 from deepinfer.commands.inspect import all_ops
 from deepinfer.commands.output import emit, emit_json, say, table
-from deepinfer.commands.targets import absent_targets, forced_levels, open_targets
+from deepinfer.commands.targets import absent_targets, open_targets
 from deepinfer.errors import DeepInferError, ProgramError
 from deepinfer.graph.config import ModelConfig
 from deepinfer.ir.graph import Graph
@@ -58,13 +58,12 @@ def run(args: argparse.Namespace) -> int:
 
 def cached_program(cfg: ModelConfig, target: Target) -> Program | None:
     """The Program that compiling ``cfg`` here would find in the cache."""
-    from deepinfer.compiler import content_key
+    from deepinfer.compiler import content_key, default_levels
     from deepinfer.graph.limits import Limits
-    from deepinfer.runtime.devices.isa import host_levels
     from deepinfer.settings import cache_dir
 
     try:
-        levels = forced_levels() or (host_levels()[-1],)
+        levels = default_levels()
         key = content_key(cfg, Limits.for_model(cfg), target, levels)
         return Program.load(cache_dir() / "programs" / key[:32])
     except DeepInferError:  # no compiler, so no key; or no Program, or a damaged one

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.commands.make_model import default_model
 from deepinfer.commands.output import Progress, emit, emit_json, say
-from deepinfer.commands.targets import forced_levels, open_target
 from deepinfer.commands.tokens import parse_tokens
 from deepinfer.errors import CheckpointError, RequestError
 from deepinfer.program import Program
@@ -42,9 +41,8 @@ def open_llm(args: argparse.Namespace, model: Path) -> Iterator[LLM]:
 
     program = Program.load(args.program) if args.program is not None else None
     if program is None:
-        open_target("cpu")  # says which package is missing
         with Progress() as progress:
-            program = compile(model, isa=forced_levels(), report=progress)
+            program = compile(model, report=progress)
     with LLM(model, program=program, num_threads=args.threads, progress=False) as llm:
         yield llm
 

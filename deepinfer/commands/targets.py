@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from deepinfer.errors import TargetError, ToolchainError
-from deepinfer.settings import forced_isa
+from deepinfer.errors import TargetError
 from deepinfer.targets.base import TARGETS, Target, load_target
-
-COMPILE_EXTRA = ("tilelang", "tvm", "torch")  # what kernels import to build
 
 
 def has_target(name: str) -> bool:
@@ -28,20 +25,7 @@ def open_target(name: str) -> Target:
         here = [t for t in TARGETS if has_target(t)]
         raise TargetError(f"target '{name}' is not in this version, it has "
                           f"{', '.join(here) or 'none'}", where="--target", next="use target cpu")
-    try:
-        return load_target(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in COMPILE_EXTRA:
-            raise
-        raise ToolchainError(f"{error.name} is not installed", where=f"target {name}",
-                             next="install the compile extra: pip install "
-                                  "'deepinfer-compiler[compile]'") from None
-
-
-def forced_levels() -> tuple[str, ...] | None:
-    """The ISA levels to build where DEEPINFER_CPU_ISA names one; None: the compiler chooses."""
-    forced = forced_isa()
-    return (forced,) if forced is not None else None
+    return load_target(name)
 
 
 def open_targets(name: str | None) -> list[Target]:

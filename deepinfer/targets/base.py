@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepinfer.errors import TargetError
+from deepinfer.errors import TargetError, ToolchainError
 from deepinfer.ir.graph import Graph, Node
 from deepinfer.ir.op import Attrs, Op
 from deepinfer.ir.types import Dim, DType, Sym
@@ -204,21 +205,22 @@ def load_target(name: str) -> Target:
     """The target called ``name``; imports only that target.
 
     Raises:
-        TargetError: no such target.
+        TargetError: no such target. ToolchainError: its kernels need a package that is missing.
     """
-    import importlib
-
     if name not in TARGETS:
         raise TargetError(f"no target '{name}', expected one of {', '.join(TARGETS)}",
-                          next="choose one of them")
-    target = importlib.import_module(f"deepinfer.targets.{name}.target").TARGET
+                          where="target", next="choose one of them")
+    try:
+        target = importlib.import_module(f"deepinfer.targets.{name}.target").TARGET
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in COMPILE_EXTRA:
+            raise
+        raise ToolchainError(f"{error.name} is not installed", where=f"target {name}",
+                             next="install the compile extra: pip install "
+                                  "'deepinfer-compiler[compile]'") from None
     assert isinstance(target, Target)
     return target
 
 
 TARGETS = ("cpu", "sm100", "ascend950")
-
-
-def iterate(targets: tuple[str, ...] = TARGETS) -> Iterator[Target]:
-    for name in targets:
-        yield load_target(name)
+COMPILE_EXTRA = ("tilelang", "tvm", "torch")  # what kernels import to be built

@@ -14,7 +14,7 @@ TRAINED: dict[str, Any] = dict(
     model_type="deepseek_v41_text", num_key_value_heads=1, hidden_act="silu",
     tie_word_embeddings=False, n_shared_experts=1, scoring_func="sqrtsoftplus",
     topk_method="noaux_tc", norm_topk_prob=True,
-    vocab_size=4096, hidden_size=192, num_hidden_layers=10, num_attention_heads=4, head_dim=64,
+    vocab_size=4096, hidden_size=160, num_hidden_layers=10, num_attention_heads=4, head_dim=64,
     qk_rope_head_dim=32, q_lora_rank=96, o_lora_rank=64, o_groups=2, swiglu_limit=10.0,
     rms_norm_eps=1e-20, max_position_embeddings=4096, rope_theta=10000.0,
     compress_rope_theta=40000.0,
@@ -26,7 +26,7 @@ TRAINED: dict[str, Any] = dict(
     candidate_block_size=8, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=96,
     routed_scaling_factor=1.5, hc_mult=4, hc_sinkhorn_iters=20, hc_eps=1e-6,
     engram_layer_ids=[1, 4], engram_max_ngram_size=4, engram_n_heads=2, engram_head_dim=32,
-    engram_vocab_size=2000, engram_pad_token_id=2, num_nextn_predict_layers=3, dspark_block_size=5,
+    engram_vocab_size=5000, engram_pad_token_id=2, num_nextn_predict_layers=3, dspark_block_size=5,
     dspark_target_layer_ids=[7, 8, 9], dspark_markov_rank=32, dspark_n_routed_experts=4,
     dspark_num_experts_per_tok=2)
 

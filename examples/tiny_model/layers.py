@@ -116,17 +116,38 @@ class HyperMix(nn.Module):
 
     def sinkhorn(self, matrix: Tensor) -> Tensor:
         """Alternate row and column normalisation, `iterations` of each, columns last."""
-        matrix = matrix.softmax(-1) + self.hc_eps
-        matrix = matrix / (matrix.sum(-2, keepdim=True) + self.hc_eps)
-        for _ in range(self.iterations - 1):
-            matrix = matrix / (matrix.sum(-1, keepdim=True) + self.hc_eps)
-            matrix = matrix / (matrix.sum(-2, keepdim=True) + self.hc_eps)
+        # Tokens go last: sums over 4 rows or columns are then sums of long vectors.
+        matrix = (matrix.softmax(-1) + self.hc_eps).movedim((-2, -1), (0, 1)).contiguous()
+        matrix = _Sinkhorn.apply(matrix, self.iterations, self.hc_eps)
+        return matrix.movedim((0, 1), (-2, -1))
+
+
+class _Sinkhorn(torch.autograd.Function):
+    """Columns, then rows and columns in turn; matrix [row, column, ...]."""
+
+    @staticmethod
+    def forward(ctx, matrix, iterations, eps):
+        ctx.axes = [0] + [1, 0] * (iterations - 1)
+        saved = []
+        for axis in ctx.axes:
+            total = matrix.sum(axis, keepdim=True) + eps
+            matrix = matrix / total
+            saved += [matrix, total]
+        ctx.save_for_backward(*saved)
         return matrix
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        for step in reversed(range(len(ctx.axes))):
+            matrix, total = ctx.saved_tensors[2 * step : 2 * step + 2]
+            grad = (grad - (grad * matrix).sum(ctx.axes[step], keepdim=True)) / total
+        return grad, None, None
 
 
 def collapse(streams: Tensor, pre: Tensor, precision: Precision) -> Tensor:
     """hc_pre: the weighted sum of the streams, bf16. [..., hc, d], [..., hc] -> [..., d]."""
-    return precision.round((pre.unsqueeze(-1) * streams).sum(-2))
+    return precision.round((pre.unsqueeze(-2) @ streams).squeeze(-2))
 
 
 def spread(y: Tensor, streams: Tensor, post: Tensor, matrix: Tensor,
