@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.errors import CheckpointError
-from deepinfer.numerics.functions import cos_sin
-from deepinfer.numerics.rope import rope_angles
 
 Array = NDArray[Any]
 
@@ -99,14 +97,3 @@ def tile16_e2m1_sf(sf: Array) -> Array:
 
 LAYOUTS: dict[str, Callable[[Array], Array]] = {f.__name__: f for f in (
     tile16_bf16, tile16_e4m3, tile16_e4m3_sf, tile16_e2m1, tile16_e2m1_sf)}
-
-
-def rope_table(theta: NDArray[np.float32], length: int) -> NDArray[np.float32]:
-    """The table of op ``rope``: table[p] = cos_0, sin_0, cos_1, sin_1, ... of position p.
-
-    Args: theta f32[D/2] of ``numerics.rope.rope_theta``; length, the number of positions.
-    Returns: f32[length, D].
-    Source: spec §2.1, DESIGN §5.
-    """
-    cos, sin = cos_sin(rope_angles(np.arange(length), theta))
-    return np.stack([cos, sin], axis=-1).reshape(length, -1)

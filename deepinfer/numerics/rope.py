@@ -86,14 +86,12 @@ def rope_angles(positions: ArrayLike, theta: F32) -> F32:
     return rows[:, None] * np.asarray(theta, np.float32)[None, :]
 
 
-def rope_table(
-    rows: int, base: float, rope_dims: int, yarn: tuple[float, int, float, float] | None = None
-) -> F32:
+def rope_table(rows: int, theta: F32) -> F32:
     """The table that op ``rope`` reads: table[p] = cos_0, sin_0, cos_1, sin_1, ... of position p.
 
     Args:
         rows: number of positions, from 0; the largest angle must stay below `MAX_ANGLE`.
-        base, rope_dims, yarn: as for `rope_theta`.
+        theta: f32[R/2], from `rope_theta`.
     Returns: f32[rows, R].
     Raises: DeepInferError for more rows than `cos_sin` has exact angles for.
     Source: spec §2.1, DESIGN §5.
@@ -104,8 +102,7 @@ def rope_table(
             where="rope_table",
             next="lower max_model_len",
         )
-    theta = rope_theta(base, rope_dims, yarn)
-    table = np.empty((rows, rope_dims), np.float32)
+    table = np.empty((rows, 2 * len(theta)), np.float32)
     for start in range(0, rows, _TABLE_CHUNK):
         stop = min(start + _TABLE_CHUNK, rows)
         cos, sin = cos_sin(rope_angles(np.arange(start, stop), theta))

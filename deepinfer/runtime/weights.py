@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer.checkpoint.layouts import apply_layout, rope_table
+from deepinfer.checkpoint.layouts import apply_layout
 from deepinfer.checkpoint.reader import CheckpointReader, check_closed
 from deepinfer.checkpoint.scales import check_weight_scales
 from deepinfer.checkpoint.token_map import token_map_for
-from deepinfer.numerics.rope import rope_theta
+from deepinfer.numerics.rope import rope_table, rope_theta
 
 Array = np.ndarray[Any, Any]
 TAGS = {"bf16": "BF16", "f32": "F32", "e4m3": "F8_E4M3", "ue8m0": "F8_E8M0", "e2m1": "I8"}
@@ -77,7 +77,7 @@ def _load(name: str, reader: CheckpointReader, model: Path, how: Mapping[str, An
     if how.get("derive") == "rope":
         yarn = how["yarn"]
         theta = rope_theta(how["base"], how["dims"], tuple(yarn) if yarn else None)
-        return rope_table(theta, how["rows"])
+        return rope_table(how["rows"], theta)
     if how.get("derive") == "token_map":
         return token_map_for(model, vocab_size=how["vocab_size"], classes=how["classes"],
                              pad=how["pad"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -156,7 +157,7 @@ def test_a_target_whose_packages_are_missing(capsys, monkeypatch):
     def load(name):
         raise ModuleNotFoundError("No module named 'tilelang.language'", name="tilelang.language")
 
-    monkeypatch.setattr("deepinfer.targets.base.importlib.import_module", load)
+    monkeypatch.setattr("deepinfer.targets.base.importlib", SimpleNamespace(import_module=load))
     assert main(["inspect", "passes", "--target", "cpu"]) == 3
     err = capsys.readouterr().err
     assert "tilelang.language is not installed" in err and "deepinfer-compiler[compile]" in err

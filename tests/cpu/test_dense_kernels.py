@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from deepinfer.checkpoint import layouts
+from deepinfer.numerics.rope import rope_table
 from deepinfer.ops import embed, gemm, hyper, norm, packed, quant, rope
 from deepinfer.targets.base import Kernel
 from tests.cpu.harness import Array, check, host_levels, run_kernel
@@ -99,7 +100,7 @@ def test_silu_mul_clamps(n: int) -> None:
 
 @ENDS
 def test_rope(n: int) -> None:
-    table = layouts.rope_table(np.float32([1.0, 0.3, 0.01, 0.002]), 64)
+    table = rope_table(64, np.float32([1.0, 0.3, 0.01, 0.002]))
     positions = rng(n).integers(0, 64, n).astype(np.int32)
     for inverse in (False, True):
         verify(rope.rope, (rows(n, 3 * 20), positions, table), heads=3, inverse=inverse)

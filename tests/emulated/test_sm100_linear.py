@@ -17,7 +17,7 @@ from deepinfer.ops.quant import quantize_fp8
 from deepinfer.targets.base import Schedule
 from deepinfer.targets.sm100.kernels.linear_fp4 import linear_fp4 as fp4_kernel
 from deepinfer.targets.sm100.kernels.linear_fp8 import linear_fp8 as fp8_kernel
-from tests.emulated.sm100_harness import Array, Case, Compare, caught, check
+from tests.emulated.sm100_harness import Array, Case, Compare, caught, check, emulate
 
 
 def scales(rng: np.random.Generator, *shape: int) -> Array:
@@ -76,6 +76,18 @@ def test_schedules_and_rows_do_not_change_bits(fmt: str) -> None:
     alone = Case(c.op, c.kernel, (c.arrays[0][36:], c.arrays[1][36:], *c.arrays[2:]), c.attrs)
     got = check(alone, bound(alone), schedules=("lazy",))
     assert np.array_equal(got[0].view(np.uint16), expected[0][36:].view(np.uint16))
+
+
+@pytest.mark.parametrize(("fmt", "n", "m", "k", "out"), CASES)
+def test_the_products_run_on_the_tensor_cores(fmt: str, n: int, m: int, k: int, out: str) -> None:
+    c = case(fmt, n, m, k, 1, out)
+    schedule = c.spec().schedule
+    _, report = c.run(emulate(c))
+    steps, blocks = -(-k // 128), -(-m // 128) * -(-n // schedule["tokens"])
+    assert report.operations["tcgen05.mma"] == 4 * steps * blocks
+    assert report.operations["tcgen05.cp"] == report.operations["cp.async.bulk.tensor"] \
+        == 2 * steps * blocks
+    assert (n, steps > 2 * schedule["stages"]) in {(64, False), (37, True)}
 
 
 SHORT = Schedule((("stages", 2), ("tokens", 32)))

@@ -1,7 +1,8 @@
 """Mutation campaigns over the generated text of the asynchronous sm100 kernels.
 
-A survivor is either equivalent on the shape run, or a hole of the emulator. The share that must be
-noticed is below what was seen when the kernels were written (see the module's numbers).
+A survivor is either equivalent on the shape run, or a hole of the emulator. When the kernels were
+written: linear_fp8 and linear_fp4 54 of 63 noticed, sparse_attention 44 of 60. All but two of the
+survivors are fences and barriers that TileLang writes twice, each of which covers for the other.
 """
 
 from __future__ import annotations

@@ -73,15 +73,15 @@ def test_rotation_keeps_relative_positions() -> None:
 
 
 def test_table_holds_the_cos_and_sin_of_every_position() -> None:
-    table = rope.rope_table(5000, 160000.0, 64, RELEASE_YARN)  # longer than one chunk
     theta = rope.rope_theta(160000.0, 64, RELEASE_YARN)
+    table = rope.rope_table(5000, theta)  # longer than one chunk
     assert table.shape == (5000, 64) and table.dtype == np.float32
     for p in (0, 1, 4095, 4096, 4999):
         cos, sin = functions.cos_sin(rope.rope_angles(np.array([p]), theta))
         np.testing.assert_array_equal(table[p, 0::2], cos[0])
         np.testing.assert_array_equal(table[p, 1::2], sin[0])
     with pytest.raises(DeepInferError, match="2000000 positions, expected at most 1572864"):
-        rope.rope_table(2_000_000, 10000.0, 64)
+        rope.rope_table(2_000_000, rope.rope_theta(10000.0, 64))
 
 
 @pytest.mark.parametrize(("base", "dims"), [(10000.0, 63), (10000.0, 0), (1.0, 64)])

@@ -11,6 +11,7 @@ import pytest
 from deepinfer.checkpoint import layouts
 from deepinfer.errors import DeepInferError, IRError
 from deepinfer.ir import Builder, TensorType, types
+from deepinfer.numerics.rope import rope_table
 from deepinfer.ops.embed import embed
 from deepinfer.ops.gemm import (
     concat,
@@ -140,7 +141,7 @@ def test_fp4_quantisers() -> None:
 
 def test_rope_is_a_complex_product_and_inverts() -> None:
     theta = np.float32([1.0, 0.25, 0.03])
-    table, positions = layouts.rope_table(theta, 40), np.int32([0, 7, 39])
+    table, positions = rope_table(40, theta), np.int32([0, 7, 39])
     x = rows(3, 2 * 10)
     v = x.astype(np.float64).reshape(3, 2, 10)
     z = v[..., 4::2] + 1j * v[..., 5::2]
@@ -227,7 +228,7 @@ def test_hyper_streams_are_the_formulas() -> None:
 def row_cases() -> list[Any]:
     """(op, operands with rows first, the other operands, attributes)."""
     x, wide, streams, f8, f4 = rows(6, 64), rows(6, 96), rows(6, 4, 40), fp8_weight, fp4_weight
-    codes, table = quantize_fp8(x), layouts.rope_table(np.float32([1.0, 0.1]), 50)
+    codes, table = quantize_fp8(x), rope_table(50, np.float32([1.0, 0.1]))
     w, vector = rows(8, 64, seed=1), rows(1, 64, seed=2)[0]
     pre, comb = floats(6, 4), floats(6, 4, 4)
     mix = (floats(24, 160), floats(24), np.ones(3, np.float32))

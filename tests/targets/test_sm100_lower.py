@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 import tilelang.language as T
 
-from deepinfer.errors import TargetError, ToolchainError
+from deepinfer.codegen.emit import lower_graph, lower_kernels, plan_phase
+from deepinfer.errors import NoKernelError, TargetError, ToolchainError
+from deepinfer.ir import Builder, Sym, TensorType
+from deepinfer.ir.types import BF16, E4M3, UE8M0
+from deepinfer.ops.gemm import linear_fp8
+from deepinfer.ops.norm import rms_norm
+from deepinfer.ops.quant import quantize_fp8
 from deepinfer.targets.base import LoweredKernel, Schedule
 from deepinfer.targets.sm100 import build as building
 from deepinfer.targets.sm100.gates import (
@@ -151,3 +157,29 @@ def test_build_writes_source_launch_data_and_gates(monkeypatch: pytest.MonkeyPat
     described = json.loads(files["src/norm_quant.json"])
     assert described["launch"]["threads"] == 256
     assert ["no spills", NOT_CHECKED, "no nvcc"] in described["gates"]
+
+
+def test_a_graph_goes_through_the_same_passes_selection_and_build_as_cpu(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "find", lambda tool: None)
+    with Builder("part") as b:
+        x = b.input("x", TensorType((Sym("num_tokens", 64), 256), BF16))
+        u = rms_norm(x, b.weight("norm", TensorType((256,), BF16)), eps=1e-20)
+        y = linear_fp8(*quantize_fp8(u, block=32), b.weight("w", TensorType((128, 256), E4M3)),
+                       b.weight("ws", TensorType((4, 8), UE8M0)))
+        graph = lower_graph(b.graph([y]), TARGET)
+    assert [n.op.name for n in graph.nodes] == ["norm_quant", "linear_fp8"]
+    plan = plan_phase(graph, TARGET)
+    kernels = lower_kernels([plan], TARGET,
+                            lambda i: TARGET.lower(i.kernel.build(i.spec), i.symbol))
+    files = TARGET.build({"part": plan}, kernels, {}, cache=CACHE)
+    symbols = [launch.instance.symbol for launch in plan.launches]
+    assert sorted(files) == sorted(f"src/{s}.{kind}" for s in symbols for kind in ("cu", "json"))
+
+
+def test_an_op_without_a_kernel_is_named() -> None:
+    with Builder("part") as b:
+        x = b.input("x", TensorType((Sym("num_tokens", 64), 256), BF16))
+        graph = b.graph([rms_norm(x, b.weight("norm", TensorType((256,), BF16)), eps=1e-20)])
+    with pytest.raises(NoKernelError, match="op 'rms_norm' has no kernel on target 'sm100'"):
+        plan_phase(graph, TARGET)

@@ -14,7 +14,7 @@ import numpy as np
 from deepinfer.errors import ToolchainError
 from deepinfer.ir.op import Op
 from deepinfer.ir.types import TensorType
-from deepinfer.targets.base import LoweredKernel, Spec
+from deepinfer.targets.base import LoweredKernel
 from deepinfer.targets.sm100.lower import evaluate_size
 from deepinfer.testing.emulators.objects import build
 from deepinfer.testing.emulators.sm100.source import adapt
@@ -38,13 +38,16 @@ class Report:
 
     Args:
         counts: violations by kind ("race", "deadlock", "uninitialised", ...); empty is clean.
-        texts: the first few of each kind. operations: how often each instruction ran.
+        texts: the first few of each kind. operations: how often each instruction ran
+            ("tcgen05.mma" once an MMA; what every thread runs counts once a thread).
+        notes: what is legal but odd.
         unwritten: output bytes that nothing wrote.
     """
 
     counts: Mapping[str, int]
     texts: str
-    operations: str
+    operations: Mapping[str, int]
+    notes: str
     unwritten: int
 
     def clean(self) -> bool:
@@ -173,17 +176,12 @@ class Emulation:
     def _report(self, unwritten: int) -> Report:
         buffer = ctypes.create_string_buffer(1 << 16)
         self._runtime.emu_report(buffer, len(buffer))
-        counts, texts, operations = buffer.value.decode().split("\f")
-        kinds = {line.rsplit(" ", 1)[0]: int(line.rsplit(" ", 1)[1])
-                 for line in counts.splitlines()}
-        return Report(kinds, texts, operations, unwritten)
+        counts, texts, operations, notes = buffer.value.decode().split("\f")
+        return Report(_counts(counts), texts, _counts(operations), notes, unwritten)
 
 
-def concrete_dims(op: Op, spec: Spec, arrays: tuple[Array, ...]) -> dict[str, int]:
-    """The dims of a spec as the sizes that these arrays have."""
-    from deepinfer.ir.op import _type_of
+def _counts(lines: str) -> dict[str, int]:
+    """Lines "name = count"."""
+    pairs = (line.rsplit(" = ", 1) for line in lines.splitlines())
+    return {name: int(count) for name, count in pairs}
 
-    unifier = op.unifier(spec.attrs)
-    unifier.unify(tuple(_type_of(a, o.dtype) for a, o in zip(arrays, op.signature.inputs,
-                                                           strict=True)))
-    return {k: int(v) for k, v in unifier.dims.items() if isinstance(v, int)}

@@ -280,13 +280,18 @@ void emu_run(void (*kernel)(void**), void** arguments, const int* grid, int thre
             }
 }
 
-// Writes three sections: lines "kind count", the texts, lines "operation = count"; '\f' between.
+// Writes four sections, '\f' between: violations, their texts, operations, notes; the counts as
+// lines "name = count".
 void emu_report(char* out, int size) {
     std::string all;
-    for (auto& c : counts) all += c.first + " " + std::to_string(c.second) + "\n";
+    auto add = [&](const std::map<std::string, long>& lines) {
+        for (auto& c : lines) all += c.first + " = " + std::to_string(c.second) + "\n";
+    };
+    add(counts);
     all += "\f" + texts + "\f";
-    for (auto& o : state.operations) all += o.first + " = " + std::to_string(o.second) + "\n";
-    for (auto& n : state.notes) all += "note: " + n.first + " = " + std::to_string(n.second) + "\n";
+    add(state.operations);
+    all += "\f";
+    add(state.notes);
     snprintf(out, size, "%s", all.c_str());
 }
 }
