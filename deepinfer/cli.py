@@ -102,6 +102,10 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--out", required=True, metavar="DIR")
     build.add_argument("--isa", type=_levels, metavar="A,B", help="levels of target cpu, of: "
                        f"{', '.join(ISA_LEVELS)} (default: the highest of this machine)")
+    build.add_argument("--op", nargs="+", metavar="NAME", dest="ops",
+                       help="only these ops, without a Program: kernels of a target in the making")
+    build.add_argument("--emit", choices=("source", "cubin"), default="cubin",
+                       help="with --op: sources only, or binaries too where a compiler is found")
     build.add_argument("--jobs", type=int, metavar="N", help="compilers at once (default: cores)")
     for name in ("max-model-len", "max-num-seqs", "max-num-batched-tokens"):
         build.add_argument(f"--{name}", type=int, metavar="N")

@@ -13,7 +13,8 @@ from deepinfer import program as artifact
 from deepinfer.codegen.cache import cached_lower, tilelang_version
 from deepinfer.codegen.emit import Report, lower_graph, lower_kernels, plan_phase, texts
 from deepinfer.codegen.select import instances
-from deepinfer.errors import CheckpointError, ProgramError
+from deepinfer.errors import CheckpointError, ProgramError, TargetError
+from deepinfer.graph import config_json
 from deepinfer.graph.config import ModelConfig
 from deepinfer.graph.derived import weight_sources
 from deepinfer.graph.draft import draft
@@ -24,7 +25,7 @@ from deepinfer.ir.op import OPS
 from deepinfer.ir.types import Kind
 from deepinfer.program import Program
 from deepinfer.runtime.devices.isa import host_levels
-from deepinfer.settings import cache_dir, forced_isa
+from deepinfer.settings import ISA_LEVELS, cache_dir, forced_isa, usable_cpus
 from deepinfer.targets.base import Target, load_target
 
 RELEASE = "v4.1-flash"
@@ -40,7 +41,7 @@ def read_config(model: str | Path | ModelConfig) -> ModelConfig:
     if path.is_dir():
         return ModelConfig.from_dir(path)
     if path.is_file():
-        return ModelConfig.from_json(json.loads(path.read_text()), where=str(path))
+        return ModelConfig.from_json(config_json.load(path), where=str(path))
     raise CheckpointError(f"no model at '{model}'", where="model",
                           next=f"give a checkpoint directory, a config.json, or '{RELEASE}'")
 
@@ -73,12 +74,17 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
 
     Raises:
         CheckpointError: the config is not supported. NoKernelError: the target lacks an op.
-        ToolchainError: no compiler or no TileLang.
+        ToolchainError: no compiler or no TileLang. TargetError: no such target or ISA level.
+        ProgramError: ``out`` holds something else than a Program.
     """
     cfg = read_config(model)
     limits = limits or Limits.for_model(cfg)
     chosen = load_target(target)
-    levels = tuple(isa) if isa is not None else default_levels()
+    levels = default_levels() if isa is None else (isa,) if isinstance(isa, str) else tuple(isa)
+    wrong = [level for level in levels if level not in ISA_LEVELS]
+    if wrong or not levels:
+        raise TargetError(f"no ISA level {wrong}, expected some of {', '.join(ISA_LEVELS)}",
+                          where=f"target {target}", next="choose among them")
     key = content_key(cfg, limits, chosen, levels)
     path = Path(out) if out is not None else cache_dir() / "programs" / key[:32]
     try:
@@ -86,7 +92,7 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
         if found.manifest.get("key") == key:
             return found
     except ProgramError:
-        pass  # absent, damaged or of another version: it is built anew in its place
+        artifact.check_replaceable(path)  # absent, damaged or of another version: built anew
     graphs = {n: lower_graph(g, chosen) for n, g in build_graphs(cfg, limits).items()}
     plans = {n: plan_phase(g, chosen) for n, g in graphs.items()}
     kernels = lower_kernels(list(plans.values()), chosen,
@@ -95,7 +101,8 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
     if report is not None:
         report("compiling kernels", 0, len(kernels))
     files = chosen.build(plans, kernels, {s: x.spec for s, x in used.items()}, isa=levels,
-                         abi=artifact.ABI, cache=cache_dir() / "objects", jobs=jobs)
+                         abi=artifact.ABI, cache=cache_dir() / "objects",
+                         jobs=jobs or usable_cpus())
     if report is not None:
         report("compiling kernels", len(kernels), len(kernels))
     weights = dict.fromkeys(v for g in graphs.values() for v in g.of_kind(Kind.WEIGHT))

@@ -2,10 +2,16 @@
 
 It holds no weights and no state. Loading it needs the core install only.
 
-    manifest.json          format, digests, tool versions, model facts, phases: values and launches
+    manifest.json          one JSON object, see below
     graphs/<phase>.txt     the lowered graph, as text
     src/                   every kernel's source and the step tables
     bin/<isa>.so           all kernels and entry points, one library per ISA level
+
+The manifest's fields: ``format`` and ``abi`` (versions of this file and of the entry points),
+``digest`` (sha256 over all other fields), ``key`` (of what it was compiled from), ``target``,
+``isa`` (levels in bin/), ``model`` (the config), ``limits``, ``versions`` (of the tools), ``orders``
+(digest of each op's reduction order), ``facts`` (what the runtime needs to know), ``weights`` (what
+to load and how), ``phases`` (values, sizes, launches), ``files`` (sha256 of each).
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +118,7 @@ class Program:
         """
         path = Path(path)
         try:
-            text = (path / "manifest.json").read_text()
-            manifest = json.loads(text)
+            manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ProgramError(f"cannot read manifest.json: {error}", where=str(path),
                                next="compile it again with `deepinfer compile`") from None
@@ -121,6 +126,10 @@ class Program:
             found = manifest.get("format") if isinstance(manifest, dict) else type(manifest)
             raise ProgramError(f"format is {found}, expected {FORMAT}", where=str(path),
                                next="compile it again with this version")
+        found, expected = manifest.get("digest"), _digest(manifest)
+        if found != expected:
+            raise ProgramError(f"manifest.json says digest {found}, its own is {expected}",
+                               where=str(path), next="it was changed or damaged: compile it again")
         _check_files(path, manifest)
         return Program(path, manifest, {n: _phase(n, p) for n, p in manifest["phases"].items()})
 
@@ -161,12 +170,14 @@ def save(path: Path, manifest: Mapping[str, Any], files: Mapping[str, bytes]) ->
     """Write a Program: all files into a new directory beside ``path``, then one rename.
 
     If another process wrote the same Program meanwhile, that one is kept.
+
+    Raises:
+        ProgramError: ``path`` holds something else than a Program; it is left alone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
     body = {**manifest, "format": FORMAT, "abi": ABI, "files": hashes}
-    text = json.dumps(body, sort_keys=True)
-    body["digest"] = hashlib.sha256(text.encode()).hexdigest()
+    body["digest"] = _digest(body)
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
     try:
         for name, data in files.items():
@@ -174,29 +185,63 @@ def save(path: Path, manifest: Mapping[str, Any], files: Mapping[str, bytes]) ->
             (scratch / name).write_bytes(data)
         (scratch / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
         scratch.chmod(0o755)
-        if (path / "manifest.json").exists():
-            _replace_directory(scratch, path)
-        else:
+        made = Program.load(scratch)
+        while True:
             try:
-                os.rename(scratch, path)
+                os.rename(scratch, path)  # succeeds where nothing or an empty directory is
+                return replace(made, path=path)
             except OSError:
-                _replace_directory(scratch, path)
+                try:
+                    found = Program.load(path)
+                    if found.digest == made.digest:
+                        return found
+                except ProgramError:
+                    check_replaceable(path)
+            _move_away(path)  # another process may put one there meanwhile: look again
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Program.load(path)
 
 
-def _replace_directory(new: Path, path: Path) -> None:
-    """Put ``new`` in the place of a Program; anything that is not one is left alone."""
-    if not (path / "manifest.json").exists() and any(path.iterdir()):
-        raise ProgramError("the directory holds files that are not a Program", where=str(path),
-                           next="give an empty or a new directory")
+def check_replaceable(path: Path) -> None:
+    """Refuse to write a Program where something else is.
+
+    An empty directory may be replaced, and a Program, also one of another version or a damaged one.
+
+    Raises:
+        ProgramError: a file, or a directory that holds anything else.
+    """
+    if not path.exists():
+        return
+    names = {p.name for p in path.iterdir()} if path.is_dir() else {path.name}
+    ours = names <= {"manifest.json", "graphs", "src", "bin"} and path.is_dir()
+    if ours and "manifest.json" in names:
+        try:  # many things have a manifest.json; one that cannot be read is taken for a damaged one
+            manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+            ours = isinstance(manifest, dict) and {"format", "abi", "files"} <= manifest.keys()
+        except (OSError, ValueError):
+            ours = "graphs" in names
+    elif names:
+        ours = False
+    if not ours:
+        raise ProgramError(f"it is no Program, it holds {', '.join(sorted(names)[:5])}",
+                           where=str(path), next="give an empty or a new directory")
+
+
+def _move_away(path: Path) -> None:
+    """Take a Program out of its place and delete it; the place may be empty afterwards."""
     old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-old-"))
     try:
         os.rename(path, old / "program")
-        os.rename(new, path)
+    except FileNotFoundError:
+        pass  # another process was faster
     finally:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """sha256 over the manifest without its digest; it holds the hashes of all files."""
+    body = {k: v for k, v in manifest.items() if k != "digest"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _check_files(path: Path, manifest: Mapping[str, Any]) -> None:

@@ -30,9 +30,16 @@ def cache_dir() -> Path:
     """The directory of caches; made on first use by whoever writes."""
     given = os.environ.get("DEEPINFER_CACHE_DIR")
     if given:
-        return Path(given)
+        return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "deepinfer"
+
+
+def usable_cpus() -> int:
+    """CPUs this process may run on, where the system can say; else all of the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def forced_isa() -> str | None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import hypothesis
 import pytest
+
+# Programs and objects that tests compile are kept by content, apart from the user's own.
+os.environ.setdefault("DEEPINFER_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "tests"))
 
 # The same examples on every run and machine: a failure that CI sees can be seen again.
 hypothesis.settings.register_profile(

@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TOP = {"cli", "commands", "testing", "autotune"}  # imported by nothing below them
 ANYTHING = {"errors", "numerics", "ir", "ops", "graph", "checkpoint", "passes", "targets"} | {
-    *("settings", "program", "codegen", "compiler", "runtime", "llm", "deepinfer")
+    *("settings", "program", "codegen", "compiler", "crosscompile", "runtime", "llm",
+      "deepinfer")
 }
 # layer -> the layers it may import, itself and `errors` aside. "targets" stands for all of them.
 MAY_IMPORT = {
@@ -32,6 +33,7 @@ MAY_IMPORT = {
     "codegen": {"ir", "passes", "targets", "program"},
     "runtime": {"settings", "program", "checkpoint", "numerics"},
     "compiler": ANYTHING - {"llm"},
+    "crosscompile": ANYTHING - {"llm"},
     "llm": ANYTHING,
     "deepinfer": ANYTHING,  # the lazy public names
     "testing": ANYTHING | {"testing", "autotune"},

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from deepinfer.codegen.select import Instance
-from deepinfer.targets import base
+from deepinfer.codegen.sources import closure
 from deepinfer.targets.base import LoweredKernel, Target
 
 
@@ -25,21 +25,19 @@ def tilelang_version() -> str:
 
 
 def cached_lower(target: Target, directory: Path) -> Callable[[Instance], LoweredKernel]:
-    """``target.lower`` behind a cache keyed by spec, kernel source, bridge source and TileLang."""
-    bridge = hashlib.sha256(tilelang_version().encode())
-    targets = Path(base.__file__).parent
-    for path in (targets / "base.py", targets / "tile.py",
-                 *sorted((targets / target.name).glob("*.py"))):
-        bridge.update(path.read_bytes())
+    """``target.lower`` behind a cache keyed by spec, TileLang, and every source file that the
+    kernel or the way from its program to its text depends on."""
+    bridge = [f for f in (inspect.getsourcefile(target.lower),) if f is not None]
 
     def lower(instance: Instance) -> LoweredKernel:
         source = inspect.getsourcefile(instance.kernel.build)
         assert source is not None
-        key = hashlib.sha256(b"\0".join((bridge.digest(), Path(source).read_bytes(),
-                                         instance.spec.key().encode()))).hexdigest()
-        path = directory / f"{key}.json"
+        digest = hashlib.sha256(f"{tilelang_version()}\0{instance.spec.key()}".encode())
+        for file in closure(*map(Path, (source, *bridge))):
+            digest.update(file.read_bytes())
+        path = directory / f"{digest.hexdigest()}.json"
         try:
-            found = json.loads(path.read_text())
+            found = json.loads(path.read_text(encoding="utf-8"))
             return LoweredKernel(found["symbol"], found["text"],
                                  tuple((n, t) for n, t in found["params"]), found["launch"])
         except (OSError, ValueError, KeyError, TypeError):

@@ -8,9 +8,11 @@ from typing import Any
 
 from deepinfer.codegen.memory import plan_arena
 from deepinfer.codegen.select import Instance, Launch, instances, select
+from deepinfer.errors import DeepInferError, IRError, PassError
 from deepinfer.ir.graph import Graph
 from deepinfer.ir.text import graph_digest, graph_text
 from deepinfer.ir.types import Kind, Sym, Value
+from deepinfer.ir.verify import verify
 from deepinfer.targets.base import LoweredKernel, Target
 
 
@@ -50,7 +52,15 @@ class PhasePlan:
 
 
 def plan_phase(graph: Graph, target: Target) -> PhasePlan:
-    """Select kernels and plan memory for one lowered graph."""
+    """Select kernels and plan memory for one lowered graph.
+
+    Raises:
+        NoKernelError: an op has no kernel. IRError: an output that no node makes.
+    """
+    for value in graph.outputs:
+        if value.kind is not Kind.TEMP:
+            raise IRError(f"output {value} is {value.kind.value}", where=f"graph {graph.name}",
+                          next="a step hands back what its nodes make: return a temp")
     launches = select(graph, target)
     values = tuple(graph.values())
     sizes: dict[str, int] = {}
@@ -75,9 +85,6 @@ def lower_graph(graph: Graph, target: Target,
     Raises:
         PassError: a pass failed; names the pass and the graph.
     """
-    from deepinfer.errors import DeepInferError, PassError
-    from deepinfer.ir.verify import verify
-
     for p in target.passes:
         try:
             graph = p.run(graph)

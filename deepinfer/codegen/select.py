@@ -34,10 +34,10 @@ def select(graph: Graph, target: Target) -> tuple[Launch, ...]:
     Raises:
         NoKernelError: an op has no kernel on the target; names the op, the node and the target.
     """
-    return tuple(_launch(node, graph, target) for node in graph.nodes)
+    return tuple(launch_of(node, graph, target) for node in graph.nodes)
 
 
-def _launch(node: Node, graph: Graph, target: Target) -> Launch:
+def launch_of(node: Node, graph: Graph, target: Target) -> Launch:
     kernel = target.kernels.get(node.op.name)
     if kernel is None:
         raise NoKernelError(f"op '{node.op.name}' has no kernel on target '{target.name}'",

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deepinfer.commands.output import Progress, emit, emit_json, say, size
 from deepinfer.commands.targets import open_target
 from deepinfer.errors import RequestError
+
+if TYPE_CHECKING:
+    from deepinfer.graph.config import ModelConfig
+    from deepinfer.graph.limits import Limits
+    from deepinfer.targets.base import Target
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
     limits = Limits.for_model(cfg, max_model_len=args.max_model_len,
                               max_num_seqs=args.max_num_seqs,
                               max_num_batched_tokens=args.max_num_batched_tokens)
-    open_target(args.target)
+    target = open_target(args.target)
+    if args.ops:
+        return _single(args, cfg, limits, target, out)
     with Progress() as progress:
         program = compile(cfg, target=args.target, out=out, isa=args.isa, limits=limits,
                           report=progress, jobs=args.jobs)
@@ -41,4 +50,30 @@ def run(args: argparse.Namespace) -> int:
                    "isa": list(program.manifest["isa"]), "bytes": nbytes, "launches": launches})
     else:
         emit(str(out))
+    return 0
+
+
+def _single(args: argparse.Namespace, cfg: ModelConfig, limits: Limits, target: Target, out: Path
+            ) -> int:
+    """Kernels of single ops, and what their gates said."""
+    from deepinfer.crosscompile import compile_ops
+
+    if target.name == "cpu":
+        raise RequestError("--op was given for target 'cpu'", where="--op",
+                           next="cpu compiles whole Programs: leave --op out")
+    with Progress() as progress:
+        made = compile_ops(cfg, limits, target, args.ops, out, binaries=args.emit != "source",
+                           report=progress)
+    gates = {name.removesuffix(".json").rpartition("/")[2]: json.loads((out / name).read_text())
+             ["gates"] for name in made.files if name.endswith(".json")}
+    if args.json:
+        emit_json({"path": str(out), "target": target.name, "symbols": made.symbols,
+                   "files": made.files, "gates": gates})
+        return 0
+    for op, symbols in made.symbols.items():
+        for symbol in symbols:
+            emit(f"{op}: {symbol}")
+            for gate, status, detail in gates.get(symbol, ()):
+                emit(f"    {gate}: {status}" + (f" ({detail})" if detail else ""))
+    say(f"{len(made.files)} files in {out}")
     return 0

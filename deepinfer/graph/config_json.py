@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,7 @@ def load(file: Path) -> dict[str, Any]:
             where=str(file),
             next="give the directory of a checkpoint in the official layout",
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{file.name} is not JSON: {error}", where=str(file), next="copy the file again"
         ) from error
@@ -196,7 +196,9 @@ def read_fields(cls: type[Any], values: Json, where: str) -> dict[str, Any]:
 def _convert(field: str, kind: str, value: Any, where: str) -> Any:
     if value is None and kind.endswith("| None"):
         return None
-    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    # The comparison is exact for ints, of any size, and false for NaN.
+    number = isinstance(value, int | float) and not isinstance(value, bool) and (
+        abs(value) <= sys.float_info.max)
     if kind.startswith("tuple"):
         if isinstance(value, list) and all(type(item) is int for item in value):
             return tuple(value)

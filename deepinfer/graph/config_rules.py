@@ -22,6 +22,11 @@ _POSITIVE = (
     "dspark_num_experts_per_tok swiglu_limit rms_norm_eps hc_eps rope_theta compress_rope_theta "
     "routed_scaling_factor"
 ).split()
+# Constants of the kernels, which hold them in float32; below its normal numbers they lose digits.
+_FLOAT32 = "rms_norm_eps hc_eps swiglu_limit routed_scaling_factor".split()
+_F32_MIN, _F32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+# Sizes, positions and ids are int32 on every device.
+_I32_MAX = 2**31 - 1
 _BLOCKED = (
     "hidden_size head_dim q_lora_rank o_lora_rank moe_intermediate_size index_head_dim "
     "engram_head_dim dspark_markov_rank"
@@ -50,7 +55,13 @@ def _require(holds: bool, field: str, actual: object, expected: str) -> None:
 
 def _check_sizes(cfg: ModelConfig) -> None:
     for field in _POSITIVE:
-        _require(getattr(cfg, field) > 0, field, getattr(cfg, field), "more than 0")
+        actual = getattr(cfg, field)
+        _require(actual > 0, field, actual, "more than 0")
+        if isinstance(actual, int):
+            _require(actual <= _I32_MAX, field, actual, f"at most {_I32_MAX}")
+    for field in _FLOAT32:
+        actual = getattr(cfg, field)
+        _require(_F32_MIN <= actual <= _F32_MAX, field, actual, "a normal float32 number")
     for field in _BLOCKED:
         actual = getattr(cfg, field)
         _require(actual % BLOCK == 0, field, actual, f"a multiple of {BLOCK}")
@@ -77,6 +88,8 @@ def _check_rope(cfg: ModelConfig) -> None:
     rope, limit = cfg.qk_rope_head_dim, min(cfg.head_dim, cfg.index_head_dim)
     fits = rope % 2 == 0 and rope <= limit
     _require(fits, "qk_rope_head_dim", rope, f"an even number up to {limit}")
+    for field in ("rope_theta", "compress_rope_theta"):
+        _require(getattr(cfg, field) > 1, field, getattr(cfg, field), "more than 1")
     yarn = cfg.rope_scaling
     if yarn is not None:
         for field in ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings"):

@@ -44,9 +44,9 @@ def _rope(cfg: ModelConfig, value: Value) -> dict[str, Any]:
 def _stored(decl: WeightDecl) -> dict[str, Any]:
     """Several tensors differ in one number; it becomes ``*`` in the pattern."""
     tensors = decl.tensors[0]
-    if len(decl.tensors) > 1:
+    if decl.stacked:
         tensors = tensors.replace(".experts.0.", ".experts.*.")
-        assert decl.tensors[1] == tensors.replace("*", "1"), decl.tensors[1]
+        assert decl.tensors[-1] == tensors.replace("*", str(len(decl.tensors) - 1)), decl.tensors
     return {"tensors": tensors, "count": len(decl.tensors), "dtype": decl.dtype,
             "shape": list(decl.tensor_shape)}
 
@@ -57,7 +57,8 @@ def weight_sources(cfg: ModelConfig, values: Iterable[Value]) -> dict[str, Any]:
     Returns:
         ``values``: by value name, {"of"} an entry of ``stored`` (laid out as the name says after
         "|"), or {"derive", ...}. ``stored``: everything a checkpoint must hold, used or not, as
-        {"tensors", "count", "dtype", "shape", "unused"?, "optional"?}; stacked when count > 1.
+        {"tensors", "count", "dtype", "shape", "unused"?, "optional"?}; ``count`` tensors are
+        stacked where the pattern has a ``*``.
     """
     table = {d.value: d for d in weight_table(cfg)}
     found: dict[str, Any] = {}

@@ -33,9 +33,10 @@ class WeightDecl:
 
     Attributes:
         value: name of the graph's WEIGHT value.
-        tensors: checkpoint names; several are stacked along a new first axis, in this order.
+        tensors: checkpoint names: one, or those of all experts.
         dtype: element type; "e2m1" is stored packed, two elements along K per byte.
-        shape: logical shape, in elements, of the stacked value.
+        shape: logical shape of the value, in elements.
+        stacked: True if the tensors stand along a new first axis, in their order, even one alone.
         used: False if no graph reads it; the loader must know the name but skip the bytes.
         reason: why it is not used.
         optional: True if a checkpoint may lack it.
@@ -45,6 +46,7 @@ class WeightDecl:
     tensors: tuple[str, ...]
     dtype: WeightDType
     shape: tuple[int, ...]
+    stacked: bool = False
     used: bool = True
     reason: str = ""
     optional: bool = False
@@ -52,7 +54,7 @@ class WeightDecl:
     @property
     def tensor_shape(self) -> tuple[int, ...]:
         """Shape of each tensor as stored."""
-        shape = self.shape if len(self.tensors) == 1 else self.shape[1:]
+        shape = self.shape[1:] if self.stacked else self.shape
         return (*shape[:-1], shape[-1] // 2) if self.dtype == "e2m1" else shape
 
 
@@ -82,7 +84,8 @@ def checkpoint_tensors(cfg: ModelConfig) -> Iterator[tuple[str, str, tuple[int, 
 def _one(
     name: str, dtype: WeightDType, *shape: int, unused: str = "", optional: bool = False
 ) -> WeightDecl:
-    return WeightDecl(name, (name,), dtype, shape, not unused, unused, optional)
+    return WeightDecl(name, (name,), dtype, shape, used=not unused, reason=unused,
+                      optional=optional)
 
 
 def _fp8(name: str, rows: int, columns: int) -> Iterator[WeightDecl]:
@@ -99,7 +102,7 @@ def _experts(prefix: str, matrix: str, count: int, rows: int, columns: int) -> I
     )
     for kind, dtype, width in sizes:
         names = tuple(f"{prefix}.{expert}.{matrix}.{kind}" for expert in range(count))
-        yield WeightDecl(f"{prefix}.{matrix}.{kind}", names, dtype, (count, rows, width))
+        yield WeightDecl(f"{prefix}.{matrix}.{kind}", names, dtype, (count, rows, width), True)
 
 
 def _top(cfg: ModelConfig) -> Iterator[WeightDecl]:

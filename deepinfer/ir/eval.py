@@ -23,13 +23,16 @@ def bind_sizes(graph: Graph, arrays: Mapping[str, Array]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for value in graph.of_kind(Kind.INPUT) + graph.of_kind(Kind.STATE):
         array = _get(arrays, value, graph)
+        if array.ndim != len(value.type.shape):
+            raise IRError(f"{value} has shape {list(array.shape)}, expected {value.type}",
+                          where=f"graph {graph.name}", next="pass the declared type")
         for axis, dim in enumerate(value.type.shape):
             if isinstance(dim, int):
                 continue
-            size, rest = divmod(array.shape[axis], dim.times)
-            if rest or sizes.setdefault(dim.name, size) != size:
+            size = array.shape[axis] / dim.times
+            if sizes.setdefault(dim.name, int(size)) != size:
                 raise IRError(f"{value} has shape {list(array.shape)}: dim {axis} gives "
-                              f"{dim.name}={size}, expected {sizes.get(dim.name)}",
+                              f"{dim.name}={size:g}, expected {sizes[dim.name]}",
                               where=f"graph {graph.name}", next="pass arrays that agree")
     return sizes
 
@@ -63,14 +66,15 @@ def evaluate(graph: Graph, arrays: Mapping[str, Array], *,
                           f"= {value.type.dtype.numpy}{list(expected)}",
                           where=f"graph {graph.name}", next="pass the declared type")
         env[value] = array
-    last_use = {v: i for i, n in enumerate(graph.nodes) for v in n.inputs}
+    last_use = {v: i for i, n in enumerate(graph.nodes) for v in (*n.outputs, *n.inputs)}
     keep = set(graph.outputs)
     for index, node in enumerate(graph.nodes):
         got = node.op.run(tuple(env[v] for v in node.inputs), node.attrs)
         if watch is not None:
             watch(node, got)
         env.update(zip(node.outputs, got, strict=True))
-        for value in node.inputs:  # free what nobody reads any more
+        del got
+        for value in (*node.inputs, *node.outputs):  # free what nobody reads any more
             if last_use[value] == index and value.kind is Kind.TEMP and value not in keep:
                 env.pop(value, None)
     return {v.name: env[v] for v in graph.outputs}

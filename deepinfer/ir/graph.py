@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -70,7 +71,7 @@ class Builder:
     name: str
     inputs: dict[str, Value] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
-    _names: dict[str, int] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
     _scope: list[str] = field(default_factory=list)
     _token: Any = None
 
@@ -127,19 +128,21 @@ class Builder:
                 raise IRError(f"operand {operand!r} is not a value", where=f"op {op.name} at {loc}",
                               next="declare constants as weights or attributes")
         types = op.infer(tuple(v.type for v in operands), attrs)
-        stem = self._unique(".".join([*self._scope, name or op.name]))
         many = len(types) > 1
-        outputs = tuple(
-            Value(f"{stem}.{o.name}" if many else stem, t, Kind.TEMP)
-            for o, t in zip(op.signature.outputs, types, strict=True)
-        )
+        names = self._unique(".".join([*self._scope, name or op.name]),
+                             [f".{o.name}" if many else "" for o in op.signature.outputs])
+        outputs = tuple(Value(n, t, Kind.TEMP) for n, t in zip(names, types, strict=True))
         self.nodes.append(Node(op, tuple(operands), outputs, attrs, loc))
         return None if not outputs else outputs if many else outputs[0]
 
-    def _unique(self, stem: str) -> str:
-        n = self._names.get(stem, 0)
-        self._names[stem] = n + 1
-        return stem if n == 0 else f"{stem}.{n}"
+    def _unique(self, stem: str, ends: Sequence[str]) -> list[str]:
+        """``stem`` with each end, numbered if one of these names is taken."""
+        for n in itertools.count():
+            names = [f"{stem}.{n}{end}" if n else stem + end for end in ends]
+            if not any(x in self._names or x in self.inputs for x in names):
+                break
+        self._names.update(names)
+        return names
 
     def graph(self, outputs: Sequence[Value]) -> Graph:
         """The finished graph, verified."""

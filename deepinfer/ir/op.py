@@ -87,13 +87,19 @@ class Op:
     defaults: Attrs = field(default_factory=lambda: Attrs({}))
 
     def attrs(self, given: Mapping[str, AttrValue]) -> Attrs:
-        """The full attributes of a use; unknown and missing ones are refused by name."""
+        """The full attributes of a use; unknown, missing and mutable ones are refused by name."""
         known = self.required | set(self.defaults)
         unknown, missing = set(given) - known, self.required - set(given)
         if unknown or missing:
             raise IRError(
                 f"attributes unknown {sorted(unknown)}, missing {sorted(missing)}; "
                 f"expected {sorted(known)}", where=f"op {self.name}", next="correct the call")
+        for key, value in given.items():
+            for part in value if isinstance(value, tuple) else (value,):
+                if part is not None and not isinstance(part, int | float | str):
+                    raise IRError(f"attribute '{key}' is {value!r}, expected a number, a text, a "
+                                  "bool, None, or a tuple of numbers", where=f"op {self.name}",
+                                  next="correct the call")
         return Attrs({**self.defaults, **given})
 
     def infer(self, types: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -110,9 +116,16 @@ class Op:
     def run(self, arrays: tuple[np.ndarray[Any, Any], ...], attrs: Attrs
             ) -> tuple[np.ndarray[Any, Any], ...]:
         """Run the reference on arrays and check what it returns against the signature."""
-        unifier = self.unifier(attrs)
-        expected = unifier.unify(tuple(_type_of(a, o.dtype) for a, o in
-                                       zip(arrays, self.signature.inputs, strict=True)))
+        operands = self.signature.inputs
+        if len(arrays) != len(operands):
+            raise IRError(f"{len(arrays)} operands given, expected {len(operands)}",
+                          where=f"op {self.name}: {self.signature.text}", next="correct the call")
+        for array, operand in zip(arrays, operands, strict=True):
+            if not isinstance(array, np.ndarray):
+                raise IRError(f"operand '{operand.name}' is {type(array).__name__}, expected an "
+                              "array", where=f"op {self.name}", next="pass a numpy array")
+        expected = self.infer(
+            tuple(_type_of(a, o.dtype) for a, o in zip(arrays, operands, strict=True)), attrs)
         with np.errstate(all="ignore"):  # NaN and inf rows are data here, not accidents
             got = self.reference(*arrays, **attrs)
         got = () if got is None else got if isinstance(got, tuple) else (got,)
@@ -120,6 +133,9 @@ class Op:
             raise IRError(f"reference returned {len(got)} arrays, expected {len(expected)}",
                           where=f"op {self.name}", next="correct the reference")
         for array, want in zip(got, expected, strict=True):
+            if not isinstance(array, np.ndarray):
+                raise IRError(f"reference returned {type(array).__name__}, expected {want}",
+                              where=f"op {self.name}", next="correct the reference")
             if array.shape != want.storage({}) or array.dtype != want.dtype.numpy:
                 raise IRError(f"reference returned {array.dtype}{list(array.shape)}, "
                               f"expected {want}", where=f"op {self.name}",
@@ -164,6 +180,11 @@ def op(signature: str, *, order: Order) -> Callable[[Callable[..., Any]], Op]:
                           f"{[o.name for o in parsed.inputs]}", where=f"op {reference.__name__}",
                           next="use the same names in the same order")
         keyword = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        missing = sorted(parsed.attr_names() - {p.name for p in keyword})
+        if missing:
+            raise IRError(f"signature uses attributes {missing}, reference takes "
+                          f"{[p.name for p in keyword]}", where=f"op {reference.__name__}",
+                          next="make them keyword-only parameters of the reference")
         made = Op(
             reference.__name__, parsed, order, reference, inspect.getdoc(reference) or "",
             frozenset(p.name for p in keyword if p.default is p.empty),

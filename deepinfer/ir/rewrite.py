@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from deepinfer.errors import IRError
 from deepinfer.ir.graph import Graph, Node
 from deepinfer.ir.op import AttrValue, Op
 from deepinfer.ir.types import Kind, Value
@@ -43,6 +44,10 @@ def rewrite(graph: Graph, rule: Callable[[Node], tuple[Sequence[Node], Sequence[
             nodes.append(node)
             continue
         new, stand_ins = result
+        if len(stand_ins) != len(old.outputs):
+            raise IRError(f"{len(stand_ins)} values stand for {len(old.outputs)} outputs of "
+                          f"{old.op.name}", where=f"graph {graph.name} at {old.loc or 'top'}",
+                          next="return one for each old output")
         nodes.extend(new)
         mapping.update(zip(old.outputs, stand_ins, strict=True))
     outputs = tuple(mapping.get(v, v) for v in graph.outputs)

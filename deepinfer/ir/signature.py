@@ -2,8 +2,8 @@
 
 Dims are capitals (unified over all operands), ints, attribute names (lower case), products
 ``A*k``, quotients ``A/k`` (rounded up when both are ints: scale tiles are ceil-divided), sums
-``A+B``. A dtype is a name of the IR, ``t``/``u`` (unified), or ``$attr`` (named by an attribute).
-``!name`` is a STATE operand that the op writes.
+``A+B``. A dtype is a name of the IR, one small letter (unified, as ``t``), or ``$attr`` (named by
+an attribute). ``!name`` is a STATE operand that the op writes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from deepinfer.errors import IRError
 from deepinfer.ir.types import DTYPES, Dim, DType, Sym, TensorType
 
-_OPERAND = re.compile(r"\s*(!?)(\w+):(\$?\w+)\[([^\]]*)\]\s*(?:,|$)")
-_TERM = re.compile(r"^(\w+)(?:([*/+])(\w+))?$")
+_OPERAND = re.compile(r"\s*(!?)([a-z]\w*):(\$?\w+)\[([^\]]*)\]\s*(?:,|$)")
+_TERM = re.compile(r"([A-Za-z]\w*|\d+)(?:([*/+])([A-Za-z]\w*|\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,18 @@ class Signature:
 
     def dim_names(self) -> tuple[str, ...]:
         """Every unified (capital) dim in order of first use."""
-        names: dict[str, None] = {}
-        for operand in (*self.inputs, *self.outputs):
-            for dim in operand.dims:
-                for word in re.findall(r"[A-Z]\w*", dim):
-                    names[word] = None
-        return tuple(names)
+        return tuple(w for w in self._words(self.inputs + self.outputs) if w[0].isupper())
+
+    def attr_names(self) -> frozenset[str]:
+        """The attributes that name a dim or a dtype."""
+        both = self.inputs + self.outputs
+        return frozenset(w for w in self._words(both) if w[0].islower()) | frozenset(
+            o.dtype[1:] for o in both if o.dtype.startswith("$"))
+
+    @staticmethod
+    def _words(operands: tuple[Operand, ...]) -> dict[str, None]:
+        """The words of all dims, numbers included, in order of first use."""
+        return dict.fromkeys(w for o in operands for d in o.dims for w in re.findall(r"\w+", d))
 
 
 def parse_signature(text: str) -> Signature:
@@ -53,7 +59,17 @@ def parse_signature(text: str) -> Signature:
     left, arrow, right = text.partition("->")
     if not arrow:
         raise IRError(f"signature '{text}' has no '->'", next="write 'inputs -> outputs'")
-    return Signature(text, _operands(left, text), _operands(right, text))
+    made = Signature(text, _operands(left, text), _operands(right, text))
+    names = [o.name for o in made.inputs + made.outputs]
+    unbound = [d for d in made.dim_names() if d not in made._words(made.inputs)]
+    unbound += [o.dtype for o in made.outputs if len(o.dtype) == 1
+                and o.dtype not in {i.dtype for i in made.inputs}]
+    for wrong, what in ((len(set(names)) < len(names), f"names {names} are not all different"),
+                        (any(o.written for o in made.outputs), "an output is marked '!'"),
+                        (unbound, f"no operand determines {unbound}")):
+        if wrong:
+            raise IRError(what, where=f"signature '{text}'", next="correct the signature")
+    return made
 
 
 def _operands(part: str, text: str) -> tuple[Operand, ...]:
@@ -63,9 +79,12 @@ def _operands(part: str, text: str) -> tuple[Operand, ...]:
         if not m:
             raise IRError(f"cannot read '{part[at:]}'", where=f"signature '{text}'",
                           next="write name:dtype[dims], separated by commas")
-        dims = tuple(d.strip() for d in m[4].split(",") if d.strip())
+        if m[3] not in DTYPES and not re.fullmatch(r"[a-z]|\$[a-z]\w*", m[3]):
+            raise IRError(f"no dtype '{m[3]}'", where=f"signature '{text}'",
+                          next=f"use {', '.join(DTYPES)}, one small letter, or $attr")
+        dims = tuple(d.strip() for d in m[4].split(",")) if m[4].strip() else ()
         for d in dims:
-            if not _TERM.match(d):
+            if not _TERM.fullmatch(d):
                 raise IRError(f"cannot read dim '{d}'", where=f"signature '{text}'",
                               next="use A, 16, attr, A*k, A/k or A+B")
         found.append(Operand(m[2], m[3], dims, bool(m[1])))
@@ -119,7 +138,10 @@ class Unifier:
     def _dtype(self, operand: Operand) -> DType:
         name = operand.dtype
         if name.startswith("$"):
-            name = str(self.attrs[name[1:]])
+            attr, name = name[1:], str(self.attrs[name[1:]])
+            if name not in DTYPES:
+                raise self._error(f"attribute '{attr}' is '{name}', expected one of "
+                                  f"{', '.join(DTYPES)}", operand.name)
         return DTYPES[name] if name in DTYPES else self.dtypes[name]
 
     def _atom(self, word: str) -> Dim | None:
@@ -127,12 +149,18 @@ class Unifier:
             return int(word)
         if word[0].isupper():
             return self.dims.get(word)
-        return int(self.attrs[word])
+        size = self.attrs[word]
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise self._error(f"attribute '{word}' is {size!r}, expected a size, an int >= 0",
+                              "signature")
+        return size
 
     def _dim(self, text: str, actual: Dim | None) -> Dim:
-        m = _TERM.match(text)
+        m = _TERM.fullmatch(text)
         assert m is not None
         a, sign, b = self._atom(m[1]), m[2], self._atom(m[3]) if m[3] else None
+        if b == 0 and sign != "+":
+            raise self._error(f"dim '{text}' has a 0 on its right-hand side", "signature")
         if a is None and sign and actual is not None:  # solve A*k = actual or A/k = actual
             self.dims[m[1]] = a = self._solve(sign, b, actual, text)
         if a is None:

@@ -80,6 +80,13 @@ class TensorType:
     shape: tuple[Dim, ...]
     dtype: DType
 
+    def __post_init__(self) -> None:
+        if self.dtype is E2M1:
+            last = self.shape[-1] if self.shape else 1
+            if (last if isinstance(last, int) else last.times) % 2:
+                raise IRError(f"{self} has half a byte at the end of a row", where="type",
+                              next="give e2m1 an even last dim: it holds two elements a byte")
+
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 

@@ -8,13 +8,15 @@ from deepinfer.ir.types import Kind, Value
 
 
 def verify(graph: Graph) -> None:
-    """Check definedness before use, unique names, types, and that only STATE is written.
+    """Check definedness before use, unique names, types, that only STATE is written, and that a
+    symbolic dim has one maximum: memory is planned with it.
 
     Raises:
         IRError: naming the graph, the node with its location, and the rule it breaks.
     """
     defined: set[int] = set()
     names: dict[str, Value] = {}
+    largest: dict[str, int] = {}
 
     def define(value: Value, where: str) -> None:
         if id(value) in defined:
@@ -22,6 +24,10 @@ def verify(graph: Graph) -> None:
         if value.name in names:
             raise IRError(f"two values are named '{value.name}'", where=where,
                           next="give each value its own name")
+        for sym in value.type.symbols():
+            if largest.setdefault(sym.name, sym.max) != sym.max:
+                raise IRError(f"{value}: dim {sym.name} is at most {sym.max}, elsewhere at most "
+                              f"{largest[sym.name]}", where=where, next="give a dim one maximum")
         defined.add(id(value))
         names[value.name] = value
 
@@ -54,6 +60,7 @@ def _check_operands(node: Node, defined: set[int], where: str) -> None:
             raise IRError(f"{value} is written but is {value.kind.value}", where=where,
                           next="only STATE values may be written")
     try:
+        node.op.attrs(node.attrs)
         types = node.op.infer(tuple(v.type for v in node.inputs), node.attrs)
     except IRError as error:
         raise IRError(error.what, where=where, next=error.next) from None

@@ -20,8 +20,7 @@ TAGS = {"bf16": "BF16", "f32": "F32", "e4m3": "F8_E4M3", "ue8m0": "F8_E8M0", "e2
 
 def tensor_names(stored: Mapping[str, Any]) -> list[str]:
     """The checkpoint names of one entry of the table."""
-    pattern, count = stored["tensors"], stored["count"]
-    return [pattern.replace("*", str(i)) for i in range(count)] if count > 1 else [pattern]
+    return [stored["tensors"].replace("*", str(i)) for i in range(stored["count"])]
 
 
 def load_weights(table: Mapping[str, Any], model: Path) -> dict[str, Array]:
@@ -83,5 +82,5 @@ def _load(name: str, reader: CheckpointReader, model: Path, how: Mapping[str, An
                              pad=how["pad"])
     entry = stored[how["of"]]
     arrays = [reader.raw(t) for t in tensor_names(entry)]
-    source = arrays[0] if len(arrays) == 1 else np.stack(arrays)
+    source = np.stack(arrays) if "*" in entry["tensors"] else arrays[0]
     return apply_layout(name, source)

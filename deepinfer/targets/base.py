@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +120,9 @@ class Extent:
     @staticmethod
     def parse(text: str, spec: Spec) -> Extent:
         sym, mul, div = None, 1, 1
+        if not re.fullmatch(r"\w+([*/]\w+)*", text):
+            raise TargetError(f"cannot read the items '{text}'", where=f"kernel {spec.op.name}",
+                              next="write a product of dims, attributes and ints, as 'N*heads/16'")
         for sign, word in re.findall(r"([*/]?)(\w+)", text):
             size: Any = int(word) if word.isdigit() else spec.dims.get(word, spec.attrs.get(word))
             if size is None or (isinstance(size, Sym) and (sym is not None or sign == "/")):
@@ -201,6 +205,52 @@ def by_op(kernels: tuple[Kernel, ...]) -> dict[str, Kernel]:
     return table
 
 
+class KernelTable(Mapping[str, Kernel]):
+    """Kernels by op name, each imported when it is first asked for: what does not lower kernels
+    does not start TileLang.
+
+    Args:
+        package: dotted name of the kernels' package. names: of its files = kernels = ops.
+    """
+
+    def __init__(self, package: str, names: tuple[str, ...]) -> None:
+        self._package, self._names = package, names
+        self._made: dict[str, Kernel] = {}
+
+    def __getitem__(self, name: str) -> Kernel:
+        if name not in self._made:
+            if name not in self._names:
+                raise KeyError(name)
+            with _compile_extra(self._package):
+                module = importlib.import_module(f"{self._package}.{name}")
+            made = getattr(module, name)
+            assert isinstance(made, Kernel) and made.op == name
+            self._made[name] = made
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@contextmanager
+def _compile_extra(where: str) -> Iterator[None]:
+    """Turns a missing package of the compile extra into a ToolchainError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in COMPILE_EXTRA:
+            raise
+        raise ToolchainError(f"{error.name} is not installed", where=where,
+                             next="install the compile extra: pip install "
+                                  "'deepinfer-compiler[compile]'") from None
+
+
 def load_target(name: str) -> Target:
     """The target called ``name``; imports only that target.
 
@@ -210,14 +260,14 @@ def load_target(name: str) -> Target:
     if name not in TARGETS:
         raise TargetError(f"no target '{name}', expected one of {', '.join(TARGETS)}",
                           where="target", next="choose one of them")
-    try:
-        target = importlib.import_module(f"deepinfer.targets.{name}.target").TARGET
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in COMPILE_EXTRA:
-            raise
-        raise ToolchainError(f"{error.name} is not installed", where=f"target {name}",
-                             next="install the compile extra: pip install "
-                                  "'deepinfer-compiler[compile]'") from None
+    with _compile_extra(f"target {name}"):
+        try:
+            target = importlib.import_module(f"deepinfer.targets.{name}.target").TARGET
+        except ModuleNotFoundError as error:
+            if error.name != f"deepinfer.targets.{name}.target":
+                raise
+            raise TargetError(f"target '{name}' is not in this version", where="target",
+                              next="use target cpu") from None
     assert isinstance(target, Target)
     return target
 

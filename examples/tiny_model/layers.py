@@ -119,7 +119,7 @@ class HyperMix(nn.Module):
         # Tokens go last: sums over 4 rows or columns are then sums of long vectors.
         matrix = (matrix.softmax(-1) + self.hc_eps).movedim((-2, -1), (0, 1)).contiguous()
         matrix = _Sinkhorn.apply(matrix, self.iterations, self.hc_eps)
-        return matrix.movedim((0, 1), (-2, -1))
+        return matrix.movedim((0, 1), (-2, -1)).contiguous()
 
 
 class _Sinkhorn(torch.autograd.Function):

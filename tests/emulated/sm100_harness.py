@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer.codegen.cache import cached_lower
+from deepinfer.codegen.select import Instance
 from deepinfer.ir.op import Op, _type_of
 from deepinfer.ir.types import Dim, Sym, TensorType
 from deepinfer.targets.base import Kernel, Schedule, Spec
-from deepinfer.targets.sm100.lower import lower
+from deepinfer.targets.sm100.target import TARGET
+from deepinfer.testing.emulators.objects import CACHE
 from deepinfer.testing.emulators.sm100.driver import SCHEDULES, Emulation, Report
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +70,7 @@ class Case:
 @cache
 def _emulation(op: Op, kernel: Kernel, spec_key: str, case: _ById) -> Emulation:
     spec = case.case.spec(case.schedule)
-    return Emulation(lower(kernel.build(spec), op.name), op)
+    return Emulation(cached_lower(TARGET, CACHE / "lowered")(Instance(kernel, spec, op.name)), op)
 
 
 @dataclass(frozen=True)

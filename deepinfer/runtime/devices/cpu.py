@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from deepinfer.errors import ProgramError
 from deepinfer.program import ABI, Phase, Program, ValueInfo
 from deepinfer.runtime.devices.isa import choose_level
+from deepinfer.settings import usable_cpus
 
 Array = np.ndarray[Any, Any]
 
@@ -41,6 +41,21 @@ def aligned(nbytes: int) -> Array:
     return raw[begin:begin + nbytes]
 
 
+def _open(program: Program, isa: str) -> ctypes.CDLL:
+    """The library of one ISA level, if it is one that this version can call."""
+    path = program.path / "bin" / f"{isa}.so"
+    try:
+        library = ctypes.CDLL(str(path))
+        found = library.deepinfer_abi()
+    except (OSError, AttributeError) as error:
+        raise ProgramError(f"bin/{isa}.so cannot be loaded: {error}", where=str(program.path),
+                           next="compile the Program on a machine like this one") from None
+    if found != ABI:
+        raise ProgramError(f"native ABI is {found}, expected {ABI}", where=str(program.path),
+                           next="compile the Program again")
+    return library
+
+
 class CpuDevice:
     """Weights, state and buffers of one Program on this CPU. Not thread-safe: one step at a time.
 
@@ -54,16 +69,14 @@ class CpuDevice:
 
     def __init__(self, program: Program, weights: Mapping[str, Array], sizes: Mapping[str, int], *,
                  num_threads: int | None = None, poison: bool = False) -> None:
+        program.require(target="cpu")
         self.program = program
         self.sizes = dict(sizes)
         self.isa = choose_level(tuple(program.manifest["isa"]))
-        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self.num_threads = num_threads or usable_cpus()
         self.poison = poison
         self.calls = 0  # native calls made; a test counts them
-        self._library = ctypes.CDLL(str(program.path / "bin" / f"{self.isa}.so"))
-        if self._library.deepinfer_abi() != ABI:
-            raise ProgramError(f"native ABI is {self._library.deepinfer_abi()}, expected {ABI}",
-                               where=str(program.path), next="compile the Program again")
+        self._library = _open(program, self.isa)
         self._library.deepinfer_pool_create.restype = ctypes.c_void_p
         self._pool = ctypes.c_void_p(self._library.deepinfer_pool_create(self.num_threads))
         self._weights = dict(weights)
@@ -123,6 +136,13 @@ class CpuDevice:
         Returns:
             Copies of the phase's outputs and of the traced values, by name.
         """
+        if not self._pool:
+            raise ProgramError("the device is closed", where=f"phase {phase_name}",
+                               next="make a new CpuDevice")
+        if phase_name not in self.program.phases:
+            raise ProgramError(f"no phase '{phase_name}', expected one of "
+                               f"{', '.join(self.program.phases)}",
+                               where=f"Program {self.program.path}", next="choose one of them")
         phase = self.program.phases[phase_name]
         sizes = self._bind(phase, inputs)
         table = self._base[phase_name].copy()
@@ -132,6 +152,9 @@ class CpuDevice:
         watch, watched = np.zeros(len(phase.values), np.uint64), {}
         for name in trace:
             v = phase.value(name)
+            if v.kind != "temp":
+                raise ProgramError(f"{v.kind} '{name}' cannot be traced, only what nodes make",
+                                   where=f"phase {phase_name}", next="trace a temp")
             watched[name] = np.empty(v.storage(sizes), NUMPY[v.dtype])
             watch[phase.values.index(v)] = watched[name].ctypes.data
         native = np.array([sizes[s] for s, _ in phase.sizes], np.int32)
@@ -140,7 +163,10 @@ class CpuDevice:
         step = _Step(table.ctypes.data, native.ctypes.data, self._scratch.ctypes.data,
                      self._stride, self._pool, watch.ctypes.data if watched else None)
         self.calls += 1
-        getattr(self._library, f"deepinfer_{phase_name}")(ctypes.byref(step))
+        ran = getattr(self._library, f"deepinfer_{phase_name}")(ctypes.byref(step))
+        if ran != len(phase.launches):
+            raise ProgramError(f"{ran} launches ran, expected {len(phase.launches)}",
+                               where=f"phase {phase_name}", next="compile the Program again")
         return {name: self._output(phase.value(name), sizes) for name in phase.outputs} | watched
 
     def _bind(self, phase: Phase, inputs: Mapping[str, Array]) -> dict[str, int]:

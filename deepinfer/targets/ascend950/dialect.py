@@ -17,6 +17,7 @@ from deepinfer.targets.base import Spec
 WARP = 32
 CUBES, VECTORS = 32, 64  # cores of a launch; more rows or tiles than that take turns
 INTRA = 4  # the mode of flags between a cube core and its vector cores
+UNIT = 32  # bytes: copies of UB and L1 start at multiples
 SECOND = 16  # flags of the second vector core, seen from the cube core
 
 

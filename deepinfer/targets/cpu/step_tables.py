@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from deepinfer.errors import TargetError
 from deepinfer.ir.graph import Node
 from deepinfer.ir.types import Sym, Value
 from deepinfer.targets.base import Extent, Spec
+
+MAX_ARGS, MAX_DIMS = 32, 16  # kMaxArgs and kMaxDims of micro/step.h
 
 
 class InstanceLike(Protocol):
@@ -47,6 +50,11 @@ def phase_tables(name: str, phase: PhaseLike) -> str:
     for launch in phase.launches:
         node, spec, extent = launch.node, launch.instance.spec, launch.extent
         operands = [index[v] for v in (*node.inputs, *node.outputs)]
+        if len(operands) > MAX_ARGS or len(spec.dynamic()) > MAX_DIMS:
+            raise TargetError(f"{len(operands)} operands and {len(spec.dynamic())} symbolic dims, "
+                              f"expected at most {MAX_ARGS} and {MAX_DIMS}",
+                              where=f"op {node.op.name} at {node.loc or 'top'}",
+                              next="raise kMaxArgs and kMaxDims of micro/step.h")
         sizes = []
         for dim_name in spec.dynamic():
             sym = spec.dims[dim_name]
@@ -80,7 +88,9 @@ def _fixed(value: Value) -> int:
 
 def _syms(value: Value, size_index: dict[str, int]) -> tuple[int, int]:
     found = [size_index[s.name] for s in value.type.symbols()]
-    assert len(found) <= 2, f"{value}: a value has at most two symbolic dims"
+    if len(found) > 2:
+        raise TargetError(f"{value}: {value.type} has {len(found)} symbolic dims, expected at most "
+                          "2", where="step tables", next="let DiBytes of micro/step.h hold more")
     return (*found, -1, -1)[0], (*found, -1, -1)[1]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
 from deepinfer.passes.drop_dead import drop_dead
 from deepinfer.passes.fuse_norm_quant import fuse_norm_quant
 from deepinfer.passes.group_experts import group_experts
 from deepinfer.passes.prepack_weights import prepack_weights
 from deepinfer.passes.stream_index import stream_index
 from deepinfer.passes.widen_activations import widen_activations
-from deepinfer.targets.base import Fact, Kernel, Pass, Target, by_op
+from deepinfer.targets.base import Fact, KernelTable, Pass, Target
 from deepinfer.targets.cpu.build import build, versions
 from deepinfer.targets.tile import lower_c
 
@@ -41,19 +39,12 @@ KERNELS = (
 )
 
 
-def _load(name: str) -> Kernel:
-    module = importlib.import_module(f"deepinfer.targets.cpu.kernels.{name}")
-    made = getattr(module, name)
-    assert isinstance(made, Kernel)
-    return made
-
-
 TARGET = Target(
     name="cpu",
     facts={"vector_lanes": Fact(16, "fp32 lanes of a row sum", "DESIGN §5"),
            "gemm_block": Fact(32, "K of one step of the contract order", "DESIGN §5")},
     passes=PASSES,
-    kernels=by_op(tuple(_load(name) for name in KERNELS)),
+    kernels=KernelTable("deepinfer.targets.cpu.kernels", KERNELS),
     lower=lower_c,
     build=build,
     versions=versions,

@@ -39,12 +39,16 @@ def compiler() -> str:
     """The C++ compiler: $CXX, else g++, clang++ or c++.
 
     Raises:
-        ToolchainError: none is found.
+        ToolchainError: none is found, or not the one that CXX names.
     """
-    for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
+    given = os.environ.get("CXX")
+    for name in (given,) if given else ("g++", "clang++", "c++"):
         found = shutil.which(name)
         if found:
             return found
+    if given:
+        raise ToolchainError(f"CXX is '{given}', no such program", where="cpu target",
+                             next="name one program, without arguments, or unset CXX")
     raise ToolchainError("no C++ compiler found (looked for $CXX, g++, clang++, c++)",
                          where="cpu target",
                          next="install one, e.g. `apt-get install g++` or `dnf install gcc-c++`")
@@ -52,9 +56,22 @@ def compiler() -> str:
 
 @cache
 def compiler_version() -> str:
-    """First line of the compiler's version text."""
-    text = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True)
-    return text.stdout.splitlines()[0]
+    """First line of the compiler's version text.
+
+    Raises:
+        ToolchainError: no compiler, or one that does not start.
+    """
+    command = [compiler(), "--version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise ToolchainError(f"{command[0]} cannot be run: {error}", where="cpu target",
+                             next="mend it, or name another compiler in CXX") from None
+    if done.returncode or not done.stdout.strip():
+        raise ToolchainError(f"`{' '.join(command)}` failed with {done.returncode}: "
+                             f"{done.stderr.strip()[-200:]}", where="cpu target",
+                             next="mend it, or name another compiler in CXX")
+    return done.stdout.strip().splitlines()[0]
 
 
 def micro_digest() -> str:

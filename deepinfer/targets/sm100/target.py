@@ -6,12 +6,10 @@ Its kernels are *generated* (CUDA text for sm_100a), *compiled* (cubins, where n
 
 from __future__ import annotations
 
-import importlib
-
 from deepinfer.passes.drop_dead import drop_dead
 from deepinfer.passes.fuse_norm_quant import fuse_norm_quant
 from deepinfer.passes.fuse_rope_window_write import fuse_rope_window_write
-from deepinfer.targets.base import Kernel, Pass, Target, by_op
+from deepinfer.targets.base import KernelTable, Pass, Target
 from deepinfer.targets.sm100.build import build, versions
 from deepinfer.targets.sm100.facts import FACTS
 from deepinfer.targets.sm100.lower import lower
@@ -34,18 +32,11 @@ KERNELS = (
 )
 
 
-def _load(name: str) -> Kernel:
-    module = importlib.import_module(f"deepinfer.targets.sm100.kernels.{name}")
-    made = getattr(module, name)
-    assert isinstance(made, Kernel)
-    return made
-
-
 TARGET = Target(
     name="sm100",
     facts=FACTS,
     passes=PASSES,
-    kernels=by_op(tuple(_load(name) for name in KERNELS)),
+    kernels=KernelTable("deepinfer.targets.sm100.kernels", KERNELS),
     lower=lower,
     build=build,
     versions=versions,

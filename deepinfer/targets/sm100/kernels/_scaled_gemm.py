@@ -38,24 +38,30 @@ def scaled_gemm(spec: Spec, weight: str):
     out = {"bf16": "bfloat16", "f32": "float32"}[spec.attrs["out"]]
     blocks, tile_rows = K // SCALED, 1 if e2m1 else SCALED
     steps = -(-K // BLOCK_K)
+    # A step's four scales are one aligned word of a row, if rows are whole words.
+    words = blocks % 4 == 0
+    scale_type, columns = ("uint32", blocks // 4) if words else ("uint8", blocks)
 
     @T.macro
-    def stage_word(scales, row, step, words, stage, place):
+    def stage_word(scales, row, step, staged_words, stage, place):
         """Four scales of a row as one word, where tcgen05.cp wants it: lane row % 32."""
-        word = T.alloc_var("uint32")
-        word = 0
-        for i in T.unroll(4):
-            code = T.alloc_var("uint32")
-            code = UNIT
-            if step * 4 + i < blocks:
-                code = T.cast(scales[row, step * 4 + i], "uint32")
-            word = word | (code << T.uint32(8 * i))
-        words[stage, place] = word
+        if words:
+            staged_words[stage, place] = scales[row, step]
+        else:
+            word = T.alloc_var("uint32")
+            word = 0
+            for i in T.unroll(4):
+                code = T.alloc_var("uint32")
+                code = UNIT
+                if step * 4 + i < blocks:
+                    code = T.cast(scales[row, step * 4 + i], "uint32")
+                word = word | (code << T.uint32(8 * i))
+            staged_words[stage, place] = word
 
     @T.prim_func
-    def body(q: T.Tensor((N, K), "float8_e4m3fn"), sf: T.Tensor((N, blocks), "uint8"),
-             w: T.Tensor((M, K), stored), ws: T.Tensor((-(-M // tile_rows), blocks), "uint8"),
-             y: T.Tensor((N, M), out)):
+    def body(q: T.Tensor((N, K), "float8_e4m3fn"), sf: T.Tensor((N, columns), scale_type),
+             w: T.Tensor((M, K), stored),
+             ws: T.Tensor((-(-M // tile_rows), columns), scale_type), y: T.Tensor((N, M), out)):
         with T.Kernel(T.ceildiv(M, BLOCK_M), T.ceildiv(N, tokens), threads=THREADS) as (bm, bn):
             a = T.alloc_shared((stages, BLOCK_M, BLOCK_K), held)
             b = T.alloc_shared((stages, tokens, BLOCK_K), "float8_e4m3fn")

@@ -80,7 +80,7 @@ struct Core {
 
 struct State {
     Core cores[kCores];
-    Space ub[2], l1, l0a, l0b, l0c;
+    Space ub[2], l1, l0a, l0b, l0c, scales[2];  // scale slots of tiles in L0A and L0B
     std::vector<Tensor> tensors;
     std::map<long, std::deque<Clock>> flags;
     std::map<long, Lock> locks;

@@ -1,0 +1,134 @@
+"""Measure an exported model on held-out files: loss, 5-gram baseline, what each mechanism is worth.
+
+    python examples/tiny_model/evaluate.py MODEL [--files 20] [--tokens 1024]
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+import attention
+import numpy as np
+import torch
+from data import encode_files, is_held_out, read_corpus
+from draft_training import draft_blocks
+from layers import HyperMix
+from load import load
+from model import Model
+from ngram import KneserNey
+from quant import Precision
+from tokenizers import Tokenizer
+
+# Predictions of the first tokens are left out, so that all models have four tokens of context.
+SKIP = 4
+
+
+@torch.no_grad()
+def bits(model: Model, document: np.ndarray) -> float:
+    """Bits of the tokens after the first SKIP."""
+    ids = torch.from_numpy(document.astype(np.int64)).unsqueeze(0)
+    h, _, _ = model(ids[:, :-1])
+    log_p = model.logits(h)[0].log_softmax(-1).gather(-1, ids[0, 1:, None])
+    return -float(log_p[SKIP - 1 :].sum()) / math.log(2)
+
+
+def without(model: Model) -> dict[str, Callable[[], AbstractContextManager]]:
+    """Each mechanism by name, with a context in which the model lacks it."""
+    @contextmanager
+    def changed(change: Callable[[torch.Tensor], object], suffix: str):
+        chosen = [p for n, p in model.named_parameters() if n.endswith(suffix)]
+        saved = [p.clone() for p in chosen]
+        with torch.no_grad():
+            for p in chosen:
+                change(p)
+            yield
+            for p, old in zip(chosen, saved, strict=True):
+                p.copy_(old)
+
+    @contextmanager
+    def narrow():
+        model.cfg.sliding_window //= 2
+        yield
+        model.cfg.sliding_window *= 2
+
+    size, mixes = model.cfg.hidden_size, HyperMix.forward
+
+    def constant(self, streams):
+        pre, post, matrix = mixes(self, streams)
+        mean = [x.mean((0, 1), keepdim=True).expand_as(x) for x in (pre, post)]
+        return (*mean, torch.eye(self.hc).expand_as(matrix))
+
+    return {
+        "Engram": lambda: changed(lambda p: p[-size:].zero_(), "engram.wkv.weight"),
+        "compressed entries": lambda: patch.object(
+            attention, "best_mask", lambda s, n: torch.zeros_like(s, dtype=torch.bool)),
+        "sinks": lambda: changed(lambda p: p.fill_(-1e30), "attn_sink"),
+        "hyper-connection mixing": lambda: patch.object(HyperMix, "forward", constant),
+        "shared expert": lambda: changed(lambda p: p.zero_(), "shared_experts.w2.weight"),
+        "half of the window": narrow,
+    }
+
+
+def drafts(model: Model, documents: list[np.ndarray]) -> float:
+    """Mean tokens per step with greedy drafts: accepted ones and the target's own."""
+    accepted = []
+    for number, document in enumerate(documents):
+        ids = torch.from_numpy(document.astype(np.int64)).unsqueeze(0)
+        with torch.no_grad():
+            logits, judged, _, _ = draft_blocks(model, ids, torch.Generator().manual_seed(number))
+        accepted.append((logits.argmax(-1) == judged.argmax(-1)).float().cumprod(-1).sum(-1).mean())
+    return 1 + float(torch.stack(accepted).mean())
+
+
+def report(path: Path, files: int, tokens: int) -> dict[str, object]:
+    model = load(path, Precision())
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    texts = read_corpus()
+    held = encode_files(tokenizer, [t for n, t in texts.items() if is_held_out(n)][:files])
+    held = [d[:tokens] for d in held if len(d) > 2 * SKIP]
+    sizes = [len(tokenizer.decode(d[SKIP:].tolist()).encode()) for d in held]
+    whole = [bits(model, d) for d in held]
+    result: dict[str, object] = {"bits_per_byte": sum(whole) / sum(sizes), "files": len(held),
+                                 "tokens": sum(map(len, held))}
+    train = encode_files(tokenizer, [t for n, t in texts.items() if not is_held_out(n)])
+    baseline = KneserNey(train, model.cfg.vocab_size)
+    result["bits_per_byte_5gram"] = -sum(
+        float(np.log2(baseline.probabilities(d)).sum()) for d in held) / sum(sizes)
+    table = {}
+    for name, context in without(model).items():
+        with context():
+            rise = np.array([(bits(model, d) - w) / n
+                             for d, w, n in zip(held, whole, sizes, strict=True)])
+        table[name] = {"rise": float(rise.mean()),
+                       "standard_error": float(rise.std(ddof=1) / len(rise) ** 0.5)}
+    result["without"] = table
+    result["tokens_per_step"] = drafts(model, held)
+    stages = model.draft.stages
+    for i in range(len(stages)):
+        model.draft.stages = torch.nn.ModuleList(s for j, s in enumerate(stages) if j != i)
+        result[f"tokens_per_step_without_stage_{i}"] = drafts(model, held)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--files", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(json.dumps(report(args.model, args.files, args.tokens), indent=2))
+
+
+if __name__ == "__main__":
+    main()

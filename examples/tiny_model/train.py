@@ -1,0 +1,213 @@
+"""Train `v41-tiny`: the target with quantisation-aware forward, then the draft, then export.
+
+    python examples/tiny_model/train.py --out RUN          # about 75 minutes on 2 cores
+    python examples/tiny_model/train.py --out RUN          # the same command resumes
+    python examples/tiny_model/train.py --out RUN --smoke  # every stage in under 2 minutes
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads must not burn a busy core
+
+import argparse
+import json
+import math
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+import torch
+from chats import KINDS, chat
+from config import SMOKE, TRAINED, make_config
+from data import Batches, encode_files, is_held_out, read_corpus
+from draft_training import calibrate, draft_loss
+from export import export
+from model import Model
+from optim import Optimizer, balance, initialise
+from quant import Precision
+from tokenizer import token_classes, train_tokenizer
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+INDEX_LOSS = 0.1  # the indexer's parameters get gradients from nothing else
+
+
+@dataclass
+class Plan:
+    """Lengths of the stages. Progress is the larger share of steps or of minutes used, so a slow
+    machine trains less but ends in time."""
+
+    target_steps: int = 4000
+    target_minutes: float = 52
+    draft_steps: int = 1200
+    draft_minutes: float = 14
+    tokens: int = 2048  # per step
+    lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.55, 512), (0.85, 1024))
+    files: int | None = None  # of the corpus; None: all
+    save_seconds: float = 300
+
+
+SMOKE_PLAN = Plan(target_steps=24, target_minutes=0.6, draft_steps=12, draft_minutes=0.3,
+                  tokens=256, lengths=((0.0, 64), (0.7, 128)), files=12, save_seconds=10)
+
+
+class Run:
+    """A training run's directory: resumable state, tokenizer, log."""
+
+    def __init__(self, out: Path, plan: Plan) -> None:
+        self.out, self.plan = out, plan
+        out.mkdir(parents=True, exist_ok=True)
+        self.log_file, self.state_file = out / "log.jsonl", out / "state.pt"
+        self.state = torch.load(self.state_file) if self.state_file.exists() else {}
+        self.saved = time.monotonic()
+
+    def log(self, **values: float | str) -> None:
+        with self.log_file.open("a") as file:
+            file.write(json.dumps(values) + "\n")
+        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
+                        for k, v in values.items()), flush=True)
+
+    def save(self, **values: object) -> None:
+        """Replace the state at once: a stop while writing leaves the one before."""
+        self.state |= values
+        part = self.state_file.with_suffix(".part")
+        torch.save(self.state, part)
+        part.replace(self.state_file)
+        self.saved = time.monotonic()
+
+
+def prepare(run: Run, sizes: dict, seed: int) -> tuple[Model, Tokenizer, dict[str, str]]:
+    texts = read_corpus()
+    if run.plan.files is not None:
+        texts = dict(sorted(texts.items(), key=lambda t: len(t[1]))[-8 * run.plan.files::8])
+    file = run.out / "tokenizer.json"
+    if not file.exists():
+        rng = random.Random(seed)
+        chats = [chat(rng.choice(KINDS), rng) for _ in range(2000 if not run.plan.files else 100)]
+        train_tokenizer([t for n, t in texts.items() if not is_held_out(n)] + chats,
+                        sizes["vocab_size"]).save(str(file))
+    tokenizer = Tokenizer.from_file(str(file))
+    classes = token_classes(tokenizer, sizes["vocab_size"], 2)
+    cfg = make_config(sizes, int(classes.max()) + 1)
+    model = Model(cfg, classes, Precision(bf16=False, tiled=False))
+    initialise(model, seed)
+    return model, tokenizer, texts
+
+
+def target_loss(model: Model, tokens: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Next-token loss, and the KL of the indexer's scores to the attention on the entries."""
+    h, _, aux = model(tokens[:, :-1])
+    loss = nn.functional.cross_entropy(model.logits(h).flatten(0, 1), tokens[:, 1:].flatten())
+    index = torch.zeros(())
+    for scores, attention in aux.values():
+        mass = attention.sum(-1, keepdim=True)
+        goal = attention / mass.clamp_min(1e-9)
+        chosen = attention > 0
+        log_q = scores.masked_fill(~chosen, -1e9).log_softmax(-1)
+        kl = (goal * (goal.clamp_min(1e-9).log() - log_q)).masked_fill(~chosen, 0).sum(-1)
+        index = index + (kl * (mass.squeeze(-1) > 1e-6)).mean()
+    return loss + INDEX_LOSS * index, {"loss": float(loss.detach()), "index": float(index.detach())}
+
+
+def learning_rate(progress: float) -> float:
+    """Warm up over 2 %, hold, then decay linearly to zero over the last 60 %."""
+    return min(1.0, progress / 0.02 + 0.02) * min(1.0, (1 - progress) / 0.6)
+
+
+def train_stage(run: Run, name: str, model: Model, parameters: list, steps: int, minutes: float,
+                batch: Callable[[int, float], Tensor],
+                loss_of: Callable[[Tensor, int], tuple[Tensor, dict[str, float]]]) -> None:
+    """One stage, from where its saved state stands. Logs every 20 steps, saves every 5 minutes."""
+    optimizer = Optimizer(parameters)
+    state = run.state.get(name, {"step": 0, "seconds": 0.0})
+    if "optimizer" in state:
+        optimizer.load_state_dict(state["optimizer"])
+    if state.get("done"):
+        return
+    step, seconds, sums, count = state["step"], state["seconds"], {}, 0
+    while True:
+        begin = time.monotonic()
+        progress = max(step / steps, seconds / 60 / minutes)
+        if progress >= 1:
+            break
+        tokens = batch(step, progress)
+        loss, values = loss_of(tokens, step)
+        if not math.isfinite(float(loss.detach())):
+            raise FloatingPointError(f"stage {name}, step {step}: the loss is {float(loss)}")
+        loss.backward()
+        optimizer.step(learning_rate(progress))
+        values["load"] = balance(model, 3e-3 * (1 - progress))
+        step, count = step + 1, count + 1
+        for key, value in values.items():
+            sums[key] = sums.get(key, 0.0) + value
+        seconds += time.monotonic() - begin
+        if count == 20:
+            run.log(stage=name, step=step, minutes=seconds / 60, length=tokens.shape[1] - 1,
+                    rate=learning_rate(progress), **{k: v / count for k, v in sums.items()})
+            sums, count = {}, 0
+        if time.monotonic() - run.saved > run.plan.save_seconds:
+            run.save(model=model.state_dict(), **{name: {
+                "step": step, "seconds": seconds, "optimizer": optimizer.state_dict()}})
+    run.log(stage=name, step=step, minutes=seconds / 60, done="yes")
+    run.save(model=model.state_dict(), **{name: {"step": step, "seconds": seconds, "done": True}})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--minutes", type=float, help="of both training stages; default 66")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    plan, sizes = (SMOKE_PLAN, SMOKE) if args.smoke else (Plan(), TRAINED)
+    if args.minutes is not None:
+        share = args.minutes / (plan.target_minutes + plan.draft_minutes)
+        plan = replace(plan, target_minutes=plan.target_minutes * share,
+                       draft_minutes=plan.draft_minutes * share)
+    run = Run(args.out, plan)
+    model, tokenizer, texts = prepare(run, sizes, args.seed)
+    if "model" in run.state:
+        model.load_state_dict(run.state["model"])
+    documents = encode_files(tokenizer, [t for n, t in texts.items() if not is_held_out(n)])
+    batches = Batches(documents, tokenizer, args.seed)
+
+    def batch(step: int, progress: float) -> Tensor:
+        length = [n for start, n in plan.lengths if progress >= start][-1]
+        return torch.from_numpy(batches(step, plan.tokens // length, length)).long()
+
+    model.train()
+    of_target = [(n, p) for n, p in model.named_parameters() if not n.startswith("draft.")]
+    train_stage(run, "target", model, of_target, plan.target_steps, plan.target_minutes, batch,
+                lambda tokens, step: target_loss(model, tokens))
+    for _, p in of_target:
+        p.requires_grad_(False)
+    model.eval()  # the target is frozen and no longer balanced
+    model.draft.train()
+    of_draft = [(n, p) for n, p in model.named_parameters() if n.startswith("draft.")]
+    length = plan.lengths[1][1]
+    train_stage(run, "draft", model, of_draft, plan.draft_steps, plan.draft_minutes,
+                lambda step, progress: torch.from_numpy(
+                    batches(10**6 + step, plan.tokens // length, length)).long(),
+                lambda tokens, step: draft_loss(model, tokens, step))
+    model.eval()
+    held_out = Batches(encode_files(tokenizer, [t for n, t in texts.items() if is_held_out(n)]
+                                    or list(texts.values())[:1]), tokenizer, args.seed + 1)
+    temperatures, report = calibrate(model, [
+        torch.from_numpy(held_out(i, plan.tokens // length, length)).long()
+        for i in range(2 if args.smoke else 12)])
+    run.log(stage="calibration", **report)
+    size = export(model, tokenizer, args.out / "v41-tiny", temperatures)
+    run.log(stage="export", bytes=size)
+
+
+if __name__ == "__main__":
+    main()

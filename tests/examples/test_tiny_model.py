@@ -1,0 +1,71 @@
+"""The training example: all its stages run, its export is a checkpoint, and it reads the spec alike.
+
+The example is a program of its own (plain imports of its folder), so tests run it as one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("deepseek_recipe", reason="renders the chats of the corpus")
+
+from deepinfer.checkpoint import CheckpointReader, check_closed
+from deepinfer.graph.config import ModelConfig
+from deepinfer.graph.weights import checkpoint_tensors
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_model"
+
+
+def run(script: str, *args: str, timeout: float) -> str:
+    done = subprocess.run([sys.executable, str(EXAMPLE / script), *args], text=True, timeout=timeout,
+                          capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained")
+    run("train.py", "--smoke", "--threads", "1", "--out", str(out), timeout=120)
+    return out
+
+
+def test_every_stage_runs_and_the_loss_falls(trained: Path) -> None:
+    log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    assert [e["stage"] for e in log if "done" in e] == ["target", "draft"]
+    losses = [e["loss"] for e in log if e["stage"] == "target" and "loss" in e]
+    assert losses and losses[-1] < 6.0  # ln 512 = 6.24 is where it starts
+    assert log[-1]["stage"] == "export" and log[-1]["bytes"] < 12_000_000
+
+
+def test_the_export_holds_exactly_the_declared_tensors(trained: Path) -> None:
+    path = trained / "v41-tiny"
+    cfg = ModelConfig.from_dir(path)
+    declared = {name: shape for name, _, shape in checkpoint_tensors(cfg)}
+    with CheckpointReader(path) as reader:
+        check_closed(reader, declared, ())
+        for name, shape in declared.items():
+            assert reader.info(name).shape == tuple(shape), name
+
+
+def test_a_finished_run_resumes_to_the_same_weights(trained: Path) -> None:
+    before = CheckpointReader(trained / "v41-tiny").fingerprint()
+    run("train.py", "--smoke", "--threads", "1", "--out", str(trained), timeout=120)
+    assert CheckpointReader(trained / "v41-tiny").fingerprint() == before
+
+
+def test_the_exported_model_evaluates_as_the_evaluator_does(trained: Path) -> None:
+    """Two readings of the spec: given the same streams, each layer of both gives the same bits."""
+    out = run("compare.py", str(trained / "v41-tiny"), "--tokens", "40", timeout=120)
+    found = json.loads(out)
+    assert found["rows_equal"] >= 0.95
+    assert found["worst_layer"] < 0.01
+    assert found["logit_error"] < 1e-5
+    assert found["draft_tokens_equal"] == 1.0
