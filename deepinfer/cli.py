@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 
 from deepinfer import errors
+from deepinfer.commands.output import say
 from deepinfer.settings import ISA_LEVELS, warn_unknown
 
 PHASES = ("prefill", "decode", "verify", "draft")
@@ -28,6 +29,7 @@ EXIT_CODES: tuple[tuple[type[errors.DeepInferError], int], ...] = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: of the process); returns the exit code."""
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # generated text must print in any locale
             stream.reconfigure(errors="backslashreplace")
@@ -39,15 +41,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except errors.DeepInferError as error:
-        print(f"deepinfer: {error}", file=sys.stderr)
+        say(f"deepinfer: {error}")
         return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
     except BrokenPipeError:
-        # The reader has seen enough. Python flushes stdout once more at exit: let that succeed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()  # the reader has seen enough
         return 0
+    except OSError as error:
+        _discard_stdout()
+        say(f"deepinfer: the system refused: {error.strerror or error}\n"
+            f"  where: {error.filename or 'standard output'}\n"
+            "  next:  check the path, its permissions, and the free space")
+        return 3
+    except MemoryError as error:
+        say(f"deepinfer: not enough memory: {error or 'an allocation failed'}\n"
+            "  next:  ask for smaller limits, or use a machine with more memory")
+        return 3
     except KeyboardInterrupt:
-        print("deepinfer: interrupted", file=sys.stderr)
+        say("deepinfer: interrupted")
         return 130
+
+
+def _open_missing_streams() -> None:
+    """A process started without stdin, stdout or stderr gets /dev/null in their places: else a file
+    opened later would take the number, and what is printed would land in it."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(opened)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the rest of the process)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _discard_stdout() -> None:
+    """Python flushes stdout once more at exit: let that succeed, whatever is left in it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _warn() -> None:
@@ -55,7 +86,7 @@ def _warn() -> None:
         warnings.simplefilter("always")
         warn_unknown()
     for warning in found:
-        print(f"deepinfer: warning: {warning.message}", file=sys.stderr)
+        say(f"deepinfer: warning: {warning.message}")
 
 
 def parser() -> argparse.ArgumentParser:

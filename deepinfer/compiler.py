@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -75,7 +76,7 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
     Raises:
         CheckpointError: the config is not supported. NoKernelError: the target lacks an op.
         ToolchainError: no compiler or no TileLang. TargetError: no such target or ISA level.
-        ProgramError: ``out`` holds something else than a Program.
+        ProgramError: ``out`` holds something else than a Program, or a directory cannot be written.
     """
     cfg = read_config(model)
     limits = limits or Limits.for_model(cfg)
@@ -86,13 +87,15 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
         raise TargetError(f"no ISA level {wrong}, expected some of {', '.join(ISA_LEVELS)}",
                           where=f"target {target}", next="choose among them")
     key = content_key(cfg, limits, chosen, levels)
-    path = Path(out) if out is not None else cache_dir() / "programs" / key[:32]
+    path = Path(out).resolve() if out is not None else cache_dir() / "programs" / key[:32]
     try:
         found = Program.load(path)
         if found.manifest.get("key") == key:
             return found
     except ProgramError:
         artifact.check_replaceable(path)  # absent, damaged or of another version: built anew
+    _make_writable(path.parent, f"give another place than {path}")
+    _make_writable(cache_dir(), "set DEEPINFER_CACHE_DIR to a directory you can write")
     graphs = {n: lower_graph(g, chosen) for n, g in build_graphs(cfg, limits).items()}
     plans = {n: plan_phase(g, chosen) for n, g in graphs.items()}
     kernels = lower_kernels(list(plans.values()), chosen,
@@ -117,6 +120,17 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
         "phases": {n: p.describe() for n, p in plans.items()},
     }
     return artifact.save(path, manifest, files | texts(list(plans.values())))
+
+
+def _make_writable(directory: Path, remedy: str) -> None:
+    """Find out that nothing can be written there before a minute goes into compiling."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ProgramError(f"the directory cannot be written: {error.strerror or error}",
+                           where=str(directory), next=remedy) from None
 
 
 def default_levels() -> tuple[str, ...]:

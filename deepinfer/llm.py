@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,8 @@ from deepinfer.program import Program
 from deepinfer.runtime.devices.cpu import CpuDevice
 from deepinfer.runtime.engine import Engine
 from deepinfer.runtime.pages import StateSizes
-from deepinfer.runtime.request import RequestOutput, SamplingParams
+from deepinfer.runtime.request import RequestOutput, SamplingParams, is_int
+from deepinfer.runtime.scheduler import default_chunk
 from deepinfer.runtime.text import Text
 from deepinfer.runtime.weights import load_weights
 
@@ -27,7 +29,7 @@ Params: TypeAlias = SamplingParams | Mapping[str, Any]
 
 
 class LLM:
-    """A model ready to generate. Not thread-safe.
+    """A model ready to generate. Calls from several threads take turns.
 
     Args:
         model: the checkpoint directory.
@@ -53,10 +55,17 @@ class LLM:
                  cache_bytes: int | None = None, progress: bool | None = None) -> None:
         self.model = Path(model)
         self.progress = sys.stderr.isatty() if progress is None else progress
+        self._lock = threading.Lock()
+        for name, value in (("num_threads", num_threads), ("prefill_chunk", prefill_chunk),
+                            ("cache_bytes", cache_bytes)):
+            if value is not None and (not is_int(value) or value < 1):
+                raise RequestError(f"{name} is {value!r}, expected an int >= 1", where="LLM",
+                                   next=f"correct {name} or leave it out")
         cfg = read_config(self.model)
+        limits = Limits.for_model(cfg, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+                                  max_num_batched_tokens=max_num_batched_tokens)
         if program is None:
-            limits = Limits.for_model(cfg, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
-                                      max_num_batched_tokens=max_num_batched_tokens)
+            default_chunk(max_num_batched_tokens, max_num_seqs, 1)  # before a minute of compiling
             with _bar(self.progress) as report:
                 program = compile(cfg, target=target, limits=limits, report=report)
         elif not isinstance(program, Program):
@@ -66,7 +75,7 @@ class LLM:
             raise TargetError(f"target is '{target}', expected 'cpu': no other device can run here",
                               where="LLM", next="compile for it with `deepinfer compile`")
         built = program.manifest["limits"]
-        length = built["max_model_len"] if max_model_len is None else max_model_len
+        length = built["max_model_len"] if max_model_len is None else limits.max_model_len
         if not 1 < length <= built["max_model_len"]:
             raise ProgramError(f"field limits.max_model_len is {built['max_model_len']}, "
                                f"max_model_len {length} needs 2 or more, and no more than that",
@@ -129,6 +138,11 @@ class LLM:
         alone = _is_prompt(prompts)
         several: list[Any] = [prompts] if alone else list(prompts)
         each = _for_each(params, len(several))
+        with self._lock:
+            return self._generate(several, each, alone)
+
+    def _generate(self, several: Sequence[Any], each: Sequence[Params], alone: bool
+                  ) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
         ids = []
         try:
@@ -143,7 +157,8 @@ class LLM:
                     done[ids[-1]] = RequestOutput.failed(ids[-1], error)
             with _bar(self.progress and len(ids) > 1) as report:
                 while len(done) < len(ids):
-                    done.update((x.request_id, x) for x in self.engine.step() if x.finished)
+                    done.update((x.request_id, x) for x in self.engine.step()
+                                if x.finished and x.request_id in ids)
                     if report is not None:
                         report("requests", len(done), len(ids))
         finally:  # only after an exception is anything left
@@ -164,11 +179,13 @@ class LLM:
         Raises:
             RequestError: as ``generate`` for one prompt.
         """
-        return self.engine.score(self.encode(prompt), chunk)
+        with self._lock:
+            return self.engine.score(self.encode(prompt), chunk)
 
     def close(self) -> None:
         """Free the device. The LLM cannot be used afterwards."""
-        self.engine.close()
+        with self._lock:
+            self.engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -181,7 +198,7 @@ class LLM:
 def _is_prompt(prompts: Any) -> bool:
     """One prompt rather than a list of them: a text, or ids."""
     if isinstance(prompts, np.ndarray):
-        return prompts.ndim == 1
+        return prompts.ndim < 2  # a number is a prompt too, and refused as one
     if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
         return True
     return not isinstance(prompts[0], str | Sequence | np.ndarray)

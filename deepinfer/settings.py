@@ -27,12 +27,21 @@ def warn_unknown() -> None:
 
 
 def cache_dir() -> Path:
-    """The directory of caches; made on first use by whoever writes."""
+    """The directory of caches, an absolute path; made on first use by whoever writes.
+
+    Raises:
+        TargetError: no variable names one and the user has no home directory.
+    """
     given = os.environ.get("DEEPINFER_CACHE_DIR")
     if given:
-        return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "deepinfer"
+        return Path(given).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = Path(base).absolute() if base else Path.home() / ".cache"
+    except RuntimeError as error:  # no HOME, and a user id without an entry in the passwd file
+        raise TargetError(f"this user has no home directory for the cache: {error}",
+                          where="environment", next="set DEEPINFER_CACHE_DIR") from None
+    return home / "deepinfer"
 
 
 def usable_cpus() -> int:

@@ -47,8 +47,8 @@ def cached_lower(target: Target, directory: Path) -> Callable[[Instance], Lowere
         text = json.dumps({"symbol": made.symbol, "text": made.text, "params": made.params,
                            "launch": made.launch})
         handle, name = tempfile.mkstemp(dir=directory)
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
+        with os.fdopen(handle, "w") as out:
+            out.write(text)
         os.replace(name, path)
         return made
 

@@ -31,6 +31,9 @@ def run(args: argparse.Namespace) -> int:
     if out.exists() and not out.is_dir():
         raise RequestError("it is a file, expected a directory", where=f"--out {out}",
                            next="give another path")
+    if out.resolve() == Path.cwd():
+        raise RequestError("it is the current directory, which would be replaced under the shell",
+                           where=f"--out {out}", next="name a new directory")
     cfg = read_config(args.model)
     limits = Limits.for_model(cfg, max_model_len=args.max_model_len,
                               max_num_seqs=args.max_num_seqs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -22,7 +23,8 @@ def emit_json(value: Any) -> None:
 
 def say(text: str) -> None:
     """Write a line of progress."""
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full or closed stderr must not end what it reports on
+        print(text, file=sys.stderr, flush=True)
 
 
 def table(rows: Sequence[Sequence[object]], *, indent: str = "") -> str:

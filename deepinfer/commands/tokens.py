@@ -7,6 +7,7 @@ from pathlib import Path
 
 from deepinfer.errors import RequestError
 
+_MAX_DIGITS = 20  # more are no token of any vocabulary, and int() refuses thousands
 
 def parse_tokens(text: str) -> list[int]:
     """Token ids from ``1,2,3`` or from ``@file.json``, a JSON list of ints.
@@ -20,7 +21,7 @@ def parse_tokens(text: str) -> list[int]:
         where = text[1:]
         try:
             found = json.loads(Path(text[1:]).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RequestError(f"cannot read token ids: {error}", where=where,
                                next="give a file with a JSON list of ints") from None
     else:
@@ -40,4 +41,5 @@ def parse_tokens(text: str) -> list[int]:
 
 def _is_int(word: str) -> bool:
     word = word.strip()
-    return word.removeprefix("-").isascii() and word.removeprefix("-").isdecimal()
+    digits = word.removeprefix("-")
+    return len(digits) < _MAX_DIGITS and digits.isascii() and digits.isdecimal()

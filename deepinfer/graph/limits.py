@@ -31,9 +31,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "page_size"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise RequestError(f"{name} is {value!r}, expected an int >= 1", where="Limits",
-                                   next=f"correct {name}")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+                raise RequestError(f"{name} is {value!r}, expected an int >= 1 and below 2^31",
+                                   where="Limits", next=f"correct {name}")
         if self.page_size % 2:
             raise RequestError(f"page_size is {self.page_size}, expected an even number",
                                where="Limits", next="pages hold whole ratio-2 groups")
@@ -45,12 +45,13 @@ class Limits:
         known.setdefault("max_model_len", cfg.max_position_embeddings)
         known["draft_width"] = cfg.dspark_block_size if cfg.n_stages else 0
         known["top_logprobs"] = min(20, cfg.vocab_size)
-        if known["max_model_len"] > cfg.max_position_embeddings:
+        limits = Limits(**known)
+        if limits.max_model_len > cfg.max_position_embeddings:
             raise RequestError(
-                f"max_model_len is {known['max_model_len']}, the model has "
+                f"max_model_len is {limits.max_model_len}, the model has "
                 f"{cfg.max_position_embeddings} positions", where="Limits",
                 next="lower max_model_len")
-        return Limits(**known)
+        return limits
 
     def ring(self, cfg: ModelConfig) -> int:
         """Slots of a window ring: no slot a verify step may still need is overwritten."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,21 +71,15 @@ def write_random_model(
             f"seed is {seed}; expected 0 .. 2^64 - 1", where="write_random_model", next="change it"
         )
     out = Path(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if tokenizer is not None:
-            tokenizer.save(str(out / "tokenizer.json"))
-        _write_json(out / "config.json", cfg.to_json())
-        _write_json(out / "generation_config.json", _generation_config(cfg))
-    except OSError as error:
-        raise CheckpointError(
-            f"the model cannot be written: {error.strerror or error}",
-            where=str(out),
-            next="give another directory",
-        ) from error
+    files = {
+        "config.json": _json_text(cfg.to_json()),
+        "generation_config.json": _json_text(_generation_config(cfg)),
+    }
+    if tokenizer is not None:
+        files["tokenizer.json"] = tokenizer.to_str(pretty=True)
     if cfg.engram_layer_ids:
-        # Refuses a tokenizer whose classes are not those of `cfg`.
-        token_map_for(out, **map_sizes(cfg))
+        _check_classes(cfg, out, files.get("tokenizer.json"))
+    # The weights first: where they are refused, the files of the model already there stay.
     write_checkpoint(
         out,
         (
@@ -93,6 +88,23 @@ def write_random_model(
         ),
         max_shard_bytes=_SHARD_BYTES,
     )
+    try:
+        for name, text in files.items():
+            (out / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(
+            f"the model cannot be written: {error.strerror or error}",
+            where=str(out),
+            next="give another directory",
+        ) from error
+
+
+def _check_classes(cfg: ModelConfig, out: Path, tokenizer: str | None) -> None:
+    """Refuse a tokenizer whose classes are not those of `cfg`; None: the one that is in `out`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if tokenizer is not None:
+            (Path(scratch) / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+        token_map_for(out if tokenizer is None else Path(scratch), **map_sizes(cfg))
 
 
 def tiny_config(**changes: Any) -> ModelConfig:
@@ -214,5 +226,5 @@ def _generation_config(cfg: ModelConfig) -> dict[str, Any]:
     return {**ids, "do_sample": True, "temperature": 1.0, "top_p": 1.0}
 
 
-def _write_json(file: Path, value: dict[str, Any]) -> None:
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+def _json_text(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2) + "\n"

@@ -1,1 +1,1 @@
-"""The vocabulary of ops, one file per family. Importing this package declares them all."""
+"""The vocabulary of ops, one file per family; importing a file declares its ops."""

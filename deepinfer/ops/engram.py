@@ -85,6 +85,7 @@ def engram_gate(x: Array, kv: Array, q_weight: Array, k_weight: Array, image: Ar
         dot = dot * rsqrt(lane_sum(part * part) / np.float32(c) + np.float32(eps))
     dot = dot * np.float32(1 / math.sqrt(c))
     size, floor = np.abs(dot), np.float32(1e-6)
-    gate = sigmoid(np.copysign(np.sqrt(np.where(size > floor, size, floor)), dot))
+    # A comparison that keeps a NaN: its sign bit differs between machines, so it must not choose.
+    gate = sigmoid(np.copysign(np.sqrt(np.where(size < floor, floor, size)), dot))
     y = to_bf16(v + gate[..., None] * value)
     return np.where(image[:, None, None] != 0, x, y)

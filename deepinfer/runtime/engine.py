@@ -19,6 +19,7 @@ from deepinfer.runtime.request import (
     SamplingParams,
     Usage,
     check_prompt,
+    is_int,
 )
 from deepinfer.runtime.sampler import Sampled
 from deepinfer.runtime.scheduler import Scheduler
@@ -166,7 +167,7 @@ class Engine:
         limit = self.scheduler.max_num_batched_tokens
         ids = check_prompt(token_ids, int(self.facts["vocab_size"]), self.max_model_len)
         chunk = min(limit, len(ids)) if chunk is None else chunk
-        if not 1 <= chunk <= limit:
+        if not is_int(chunk) or not 1 <= chunk <= limit:
             raise RequestError(f"chunk is {chunk}, expected 1..{limit}", where="score",
                                next="lower it or raise max_num_batched_tokens")
         request = Request(f"score-{self.new_id()}", SamplingParams(temperature=0), ids, len(ids),

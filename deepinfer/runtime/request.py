@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -89,22 +88,22 @@ class SamplingParams:
         if not _is_list(stop) or not all(isinstance(s, str) and s for s in stop):
             raise _wrong("stop", self.stop, "a text or a list of texts, none of them empty")
         ids = self.stop_token_ids
-        if not _is_list(ids) or not all(_is_int(i) and i >= 0 for i in ids):
+        if not _is_list(ids) or not all(is_int(i) and i >= 0 for i in ids):
             raise _wrong("stop_token_ids", ids, "a list of token ids >= 0")
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "stop_token_ids", tuple(int(i) for i in ids))
 
     def _int(self, name: str, low: int, high: int | None = None) -> None:
         value = getattr(self, name)
-        if not _is_int(value) or value < low or (high is not None and value > high):
+        if not is_int(value) or value < low or (high is not None and value > high):
             limits = f">= {low}" if high is None else f"in {low}..{high}"
             raise _wrong(name, value, f"an int {limits}")
         object.__setattr__(self, name, int(value))
 
     def _real(self, name: str, allowed: Any, expected: str) -> None:
         value = getattr(self, name)
-        real = isinstance(value, Real) and not isinstance(value, bool)
-        if not real or not math.isfinite(value) or not allowed(value):
+        # Comparisons are false for NaN, and exact for an int too large to be a float.
+        if not isinstance(value, Real) or isinstance(value, bool) or not allowed(value):
             raise _wrong(name, value, expected)
         object.__setattr__(self, name, float(value))
 
@@ -113,12 +112,13 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> bool:
+    """An int of Python or numpy, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _wrong(name: str, value: Any, expected: str) -> RequestError:
-    return RequestError(f"{name} is {value!r}, expected {expected}", where="SamplingParams",
+    return RequestError(f"{name} is {_brief(value)}, expected {expected}", where="SamplingParams",
                         next=f"correct {name}")
 
 
@@ -133,7 +133,7 @@ def check_prompt(token_ids: Any, vocab_size: int, longest: int) -> list[int]:
         RequestError: not ids, none, an id outside the vocabulary, or too many.
     """
     is_ids = isinstance(token_ids, np.ndarray) and token_ids.ndim == 1 or _is_list(token_ids)
-    if not is_ids or not all(map(_is_int, token_ids)):
+    if not is_ids or not all(map(is_int, token_ids)):
         raise RequestError(f"prompt is {_brief(token_ids)}, expected a text or a list of token ids",
                            where="prompt", next="pass str or list[int]")
     ids = [int(i) for i in token_ids]
@@ -142,7 +142,7 @@ def check_prompt(token_ids: Any, vocab_size: int, longest: int) -> list[int]:
                            next="pass a text or token ids; the begin-of-text id will do")
     for at, token in enumerate(ids):
         if not 0 <= token < vocab_size:
-            raise RequestError(f"token id {token} is outside the vocabulary, expected "
+            raise RequestError(f"token id {_brief(token)} is outside the vocabulary, expected "
                                f"0..{vocab_size - 1}", where=f"prompt, token {at}",
                                next="encode the prompt with this model's tokenizer")
     if len(ids) > longest:
@@ -152,7 +152,10 @@ def check_prompt(token_ids: Any, vocab_size: int, longest: int) -> list[int]:
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no int of thousands of digits
+        text = f"an {type(value).__name__} too long to show"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -9,11 +9,7 @@ on its own, where flips add up; and with the evaluator's router and top-k picks.
 
 import argparse
 import json
-import sys
 from pathlib import Path
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import numpy as np
 import torch

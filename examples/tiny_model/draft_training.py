@@ -63,7 +63,8 @@ def draft_loss(model: Model, tokens: Tensor, step: int) -> tuple[Tensor, dict[st
     sure = nn.functional.binary_cross_entropy_with_logits(
         confidence, overlap.detach(), reduction="none").mean((0, 1))
     loss = (weight * (cross + 2 * (1 - overlap.mean((0, 1))) + sure)).sum()
-    values = {"loss": float((weight * cross).sum().detach()), "confidence": float(sure.mean().detach()),
+    values = {"loss": float((weight * cross).sum().detach()),
+              "confidence": float(sure.mean().detach()),
               "drafts": float(agree.cumprod(-1).sum(-1).mean())}
     return loss, values | {f"accept_{k + 1}": float(v)
                            for k, v in enumerate(agree.mean((0, 1)))}

@@ -6,14 +6,10 @@
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from unittest.mock import patch
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import attention
 import numpy as np

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import torch
 from config import config_json
+from layers import Linear8
 from load import official_name
 from model import Model
 from quant import fp4_parts, fp8_parts, fp8_tile_parts
@@ -21,7 +22,6 @@ Arrays = dict[str, np.ndarray]
 
 def quantised_names(model: Model) -> set[str]:
     """Parameters that are stored as fp8 tiles."""
-    from layers import Linear8
     return {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, Linear8)}
 
 
@@ -66,6 +66,8 @@ def tensors(model: Model) -> Arrays:
             result[name] = value.numpy().astype(np.float32)
         else:
             result[name] = value.numpy().astype(ml_dtypes.bfloat16)
+    for name in ("image_start", "image_end", "image_newline"):  # of the layout; no image is read
+        result[name] = np.zeros(model.cfg.hidden_size, ml_dtypes.bfloat16)
     return result
 
 

@@ -19,7 +19,8 @@ def initialise(model: Model, seed: int) -> None:
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() >= 2 and "hc_" not in name:
-                gain = 0.5 / math.sqrt(depth) if name.endswith(("wo_b.weight", ".w2", "w2.weight")) else 1.0
+                small = name.endswith(("wo_b.weight", ".w2", "w2.weight"))
+                gain = 0.5 / math.sqrt(depth) if small else 1.0
                 std = 1.0 if "embed" in name else gain / math.sqrt(p.shape[-1])
                 if not name.endswith(("q_weight", "k_weight")):
                     p.normal_(0, std, generator=generator)

@@ -5,22 +5,14 @@
     python examples/tiny_model/train.py --out RUN --smoke  # every stage in under 2 minutes
 """
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads must not burn a busy core
-
 import argparse
 import json
 import math
 import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import torch
 from chats import KINDS, chat
@@ -31,6 +23,7 @@ from export import export
 from model import Model
 from optim import Optimizer, balance, initialise
 from quant import Precision
+from speed import compile_pieces
 from tokenizer import token_classes, train_tokenizer
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -48,7 +41,7 @@ class Plan:
     draft_steps: int = 1200
     draft_minutes: float = 14
     tokens: int = 2048  # per step
-    lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.55, 512), (0.85, 1024))
+    lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.6, 512), (0.9, 1024))
     files: int | None = None  # of the corpus; None: all
     save_seconds: float = 300
 
@@ -165,9 +158,12 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--minutes", type=float, help="of both training stages; default 66")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-compile", action="store_true", help="run without torch.compile")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if not (args.smoke or args.no_compile):
+        compile_pieces()
     plan, sizes = (SMOKE_PLAN, SMOKE) if args.smoke else (Plan(), TRAINED)
     if args.minutes is not None:
         share = args.minutes / (plan.target_minutes + plan.draft_minutes)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import tempfile
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +13,18 @@ import numpy as np
 from deepinfer.ir.op import Op, _type_of
 from deepinfer.ir.types import Dim, Sym, TensorType
 from deepinfer.runtime.devices.isa import host_levels
+from deepinfer.settings import cache_dir
 from deepinfer.targets.base import Kernel, Schedule, Spec
 from deepinfer.targets.cpu.toolchain import compile_library, thunk_text
 from deepinfer.targets.tile import lower_c
 
 Array = np.ndarray[Any, Any]
-_CACHE = Path(tempfile.gettempdir()) / "deepinfer-test-objects"
+_CACHE = cache_dir() / "kernels-alone"
 
 
 @cache
 def _library(text: str, isa: str) -> ctypes.CDLL:
-    _CACHE.mkdir(exist_ok=True)
+    _CACHE.mkdir(parents=True, exist_ok=True)
     out = _CACHE / f"{hashlib.sha256((isa + text).encode()).hexdigest()}.so"
     compile_library({"kernel": text}, isa, out, _CACHE)
     return ctypes.CDLL(str(out))

@@ -68,6 +68,16 @@ def test_route_barred_experts_and_nan_rows() -> None:
     assert np.isfinite(weight[[0, 2]]).all() and np.isnan(weight[1]).all()
 
 
+def test_route_does_not_choose_an_expert_whose_key_is_nan() -> None:
+    """One NaN bias (or score) bars that expert, also where it comes first in a row."""
+    z, bias = normal(rng(), 4, 6), normal(rng(1), 6)
+    bias[0], z[2, 1] = np.nan, np.nan
+    arrays = (z, bias, bias[::-1].copy(), np.array([0, 1, 0, 1], np.uint8))
+    idx, _ = run_kernel(*use("route"), arrays, {"k": 3, "scale": 1.0})
+    assert not (idx[[0, 2]] == 0).any() and not (idx[2] == 1).any() and not (idx == 5)[[1, 3]].any()
+    check(*use("route"), arrays, k=3, scale=1.0)
+
+
 @pytest.mark.parametrize("n", [0, 1, 9])
 def test_group_rows(n: int) -> None:
     check(*use("group_rows"), (chosen(rng(n), n, 3, 6),), experts=6)
@@ -163,6 +173,17 @@ def test_engram_gate(n: int) -> None:
     check(*use("engram_gate"), (x, kv, *weights, image), eps=1e-20)
 
 
+def test_engram_gate_of_a_stream_too_large_to_square_is_nan() -> None:
+    """inf * 0 in the statistic. The sign bit of that NaN differs between machines, so it must stay
+    a NaN, not become one of two small gates."""
+    x, kv = np.full((1, 1, 32), 1e30, np.float32), np.full((1, 64), 1e30, np.float32)
+    one = to_bf16(np.ones((1, 32), np.float32))
+    arrays = (to_bf16(x), to_bf16(kv), one, one, np.zeros(1, np.uint8))
+    (expected,) = OPS["engram_gate"].run(arrays, {"eps": 1e-20})
+    (got,) = run_kernel(*use("engram_gate"), arrays, {"eps": 1e-20})
+    assert np.isnan(expected.astype(np.float32)).all() and np.isnan(got.astype(np.float32)).all()
+
+
 def rows_of_settings(g: np.random.Generator, q: int, vocab: int) -> tuple[Array, ...]:
     """Every kind of filter, alone and together, on and off."""
     pick = g.choice
@@ -203,6 +224,17 @@ def test_logprobs(vocab: int, k: int) -> None:
     logits[7, 1:] = -np.inf
     token = g.integers(0, vocab, 9).astype(np.int32)
     check(*use("logprobs"), (logits, token), symbolic="Q", k=k)
+
+
+def test_logprobs_rank_nan_last() -> None:
+    """Case B8: the best ones are those of the finite logits; the log-sum, and so all, is NaN."""
+    logits = normal(rng(), 3, 20, scale=5)
+    logits[0, 0] = logits[1, [3, 4, 5]] = logits[2, 19] = np.nan
+    token = np.array([1, 3, 0], np.int32)
+    chosen, ids, top = run_kernel(*use("logprobs"), (logits, token), {"k": 4}, symbolic="Q")
+    expected = np.argsort(np.where(np.isnan(logits), np.inf, -logits), axis=1, kind="stable")
+    assert (ids == expected[:, :4]).all()
+    assert np.isnan(chosen).all() and np.isnan(top).all()
 
 
 @pytest.mark.parametrize("r", [0, 3])

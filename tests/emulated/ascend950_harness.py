@@ -14,10 +14,10 @@ from deepinfer.codegen.cache import cached_lower
 from deepinfer.codegen.select import Instance
 from deepinfer.ir.op import Op, _type_of
 from deepinfer.ir.types import Dim, Sym, TensorType
-from deepinfer.targets.base import Kernel, Schedule, Spec
 from deepinfer.targets.ascend950.target import TARGET
-from deepinfer.testing.emulators.objects import CACHE
+from deepinfer.targets.base import Kernel, Schedule, Spec
 from deepinfer.testing.emulators.ascend950.driver import SCHEDULES, Emulation, Report
+from deepinfer.testing.emulators.objects import CACHE
 
 Array = np.ndarray[Any, Any]
 

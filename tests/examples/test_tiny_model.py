@@ -1,4 +1,4 @@
-"""The training example: all its stages run, its export is a checkpoint, and it reads the spec alike.
+"""The training example: all stages run, its export is a checkpoint, it reads the spec alike.
 
 The example is a program of its own (plain imports of its folder), so tests run it as one.
 """
@@ -24,8 +24,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_model"
 
 
 def run(script: str, *args: str, timeout: float) -> str:
-    done = subprocess.run([sys.executable, str(EXAMPLE / script), *args], text=True, timeout=timeout,
-                          capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parents[1])}
+    done = subprocess.run([sys.executable, str(EXAMPLE / script), *args], text=True, env=env,
+                          timeout=timeout, capture_output=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

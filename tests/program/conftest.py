@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from deepinfer.compiler import compile
 from deepinfer.graph.limits import Limits
 from deepinfer.graph.make_model import byte_level_tokenizer, tiny_config, write_random_model
 from deepinfer.program import Program
+from deepinfer.settings import cache_dir
 from tests.forward.cases import SLOTS, Case
 
 SMALL = {"num_hidden_layers": 1, "num_nextn_predict_layers": 0, "dspark_target_layer_ids": (),
@@ -27,8 +29,12 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture(scope="session")
 def program(case: Case) -> Program:
-    """Compiled for plain C, so that the test is the same on every x86-64 machine."""
-    return compile(case.cfg, limits=case.limits, isa=("generic",))
+    """Compiled for plain C, so that the test is the same on every x86-64 machine; by one of the
+    test processes, while the others wait."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "small.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return compile(case.cfg, limits=case.limits, isa=("generic",))
 
 
 def files_of(path: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""A Program on disk: written at once, checked when it is opened, never written over other things."""
+"""A Program on disk: written at once, checked when opened, never written over other things."""
 
 from __future__ import annotations
 

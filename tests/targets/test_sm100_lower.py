@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import tilelang.language as T
@@ -18,6 +16,7 @@ from deepinfer.ir.types import BF16, E4M3, UE8M0
 from deepinfer.ops.gemm import linear_fp8
 from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.quant import quantize_fp8
+from deepinfer.settings import cache_dir
 from deepinfer.targets.base import LoweredKernel, Schedule
 from deepinfer.targets.sm100 import build as building
 from deepinfer.targets.sm100.gates import (
@@ -35,7 +34,7 @@ from deepinfer.targets.sm100.target import TARGET
 from deepinfer.targets.sm100.toolchain import Cubin, compile_cubin, disassemble, find
 from tests.targets.sm100_cases import OPERANDS, spec_of
 
-CACHE = Path(tempfile.gettempdir()) / "deepinfer-test-cubins"
+CACHE = cache_dir() / "cubins"
 SCHEDULES = [(name, schedule) for name in TARGET.kernels
              for schedule in spec_of(name)[0].space(spec_of(name)[1])]
 TENSOR = {"linear_fp8": "UTCQMMA", "linear_fp4": "UTCQMMA", "sparse_attention": "UTCHMMA"}

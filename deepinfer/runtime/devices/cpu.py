@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from deepinfer.errors import ProgramError
+from deepinfer.errors import ProgramError, TargetError
 from deepinfer.program import ABI, Phase, Program, ValueInfo
 from deepinfer.runtime.devices.isa import choose_level
 from deepinfer.settings import usable_cpus
@@ -23,6 +25,7 @@ NUMPY: Mapping[str, np.dtype[Any]] = {
     "u8": np.dtype(np.uint8), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64),
     "u64": np.dtype(np.uint64),
 }
+MAX_THREADS = 4096  # each has its own scratch memory
 POISON = 0xFF  # NaN in every float type: whoever reads an unwritten byte shows
 
 
@@ -56,6 +59,15 @@ def _open(program: Program, isa: str) -> ctypes.CDLL:
     return library
 
 
+def _thread_count(given: int | None) -> int:
+    if given is None:
+        return usable_cpus()
+    if isinstance(given, bool) or not isinstance(given, Integral) or not 1 <= given <= MAX_THREADS:
+        raise TargetError(f"num_threads is {given!r}, expected an int in 1..{MAX_THREADS}",
+                          where="cpu device", next="correct num_threads or leave it out")
+    return int(given)
+
+
 class CpuDevice:
     """Weights, state and buffers of one Program on this CPU. Not thread-safe: one step at a time.
 
@@ -73,12 +85,12 @@ class CpuDevice:
         self.program = program
         self.sizes = dict(sizes)
         self.isa = choose_level(tuple(program.manifest["isa"]))
-        self.num_threads = num_threads or usable_cpus()
+        self.num_threads = _thread_count(num_threads)
         self.poison = poison
         self.calls = 0  # native calls made; a test counts them
         self._library = _open(program, self.isa)
         self._library.deepinfer_pool_create.restype = ctypes.c_void_p
-        self._pool = ctypes.c_void_p(self._library.deepinfer_pool_create(self.num_threads))
+        self._pool = self._start_threads()
         self._weights = dict(weights)
         self.state = self._allocate_state()
         arena = max(p.arena_bytes for p in program.phases.values())
@@ -87,6 +99,14 @@ class CpuDevice:
         if poison:
             self._scratch[...] = POISON
         self._base = {name: self._fixed_pointers(p) for name, p in program.phases.items()}
+
+    def _start_threads(self) -> ctypes.c_void_p:
+        self._pool_owner = os.getpid()
+        pool = ctypes.c_void_p(self._library.deepinfer_pool_create(self.num_threads))
+        if not pool:
+            raise TargetError(f"{self.num_threads} threads cannot be started", where="cpu device",
+                              next="ask for fewer, or raise the limit on processes (ulimit -u)")
+        return pool
 
     def _allocate_state(self) -> dict[str, Array]:
         state: dict[str, Array] = {}
@@ -143,6 +163,8 @@ class CpuDevice:
             raise ProgramError(f"no phase '{phase_name}', expected one of "
                                f"{', '.join(self.program.phases)}",
                                where=f"Program {self.program.path}", next="choose one of them")
+        if self._pool_owner != os.getpid():
+            self._pool = self._start_threads()  # a fork copies the pool but not its threads
         phase = self.program.phases[phase_name]
         sizes = self._bind(phase, inputs)
         table = self._base[phase_name].copy()
@@ -194,5 +216,6 @@ class CpuDevice:
     def close(self) -> None:
         """Stop the threads. The device cannot be used afterwards."""
         if self._pool:
-            self._library.deepinfer_pool_destroy(self._pool)
+            if self._pool_owner == os.getpid():  # in a fork there are no threads to wait for
+                self._library.deepinfer_pool_destroy(self._pool)
             self._pool = ctypes.c_void_p(None)

@@ -102,6 +102,6 @@ def step_text(phases: dict[str, PhaseLike], abi: int) -> str:
     tables = [phase_tables(name, phase) for name, phase in phases.items()]
     return "\n".join([
         '#include "step.h"', *declared, *tables,
-        "DI_EXPORT void* deepinfer_pool_create(int32_t n) { return new DiPool(n); }",
+        "DI_EXPORT void* deepinfer_pool_create(int32_t n) { return di_pool_create(n); }",
         "DI_EXPORT void deepinfer_pool_destroy(void* pool) { delete (DiPool*)pool; }",
         f"DI_EXPORT int32_t deepinfer_abi() {{ return {abi}; }}", ""])

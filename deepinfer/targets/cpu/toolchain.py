@@ -118,6 +118,7 @@ def compile_library(sources: Mapping[str, str], isa: str, out: Path, cache_dir: 
     Raises:
         ToolchainError: the compiler failed; holds its last lines.
     """
+    cache_dir = cache_dir.absolute()  # the compiler runs in another directory
     cache_dir.mkdir(parents=True, exist_ok=True)
     salt = "\0".join((micro_digest(), compiler_version(), *FLAGS, *ISA_FLAGS[isa]))
 

@@ -10,6 +10,7 @@ no order of threads changes a pick. Threads read scores where they are: a row ne
 import tilelang.ascend.language as T
 
 from deepinfer.targets.ascend950.dialect import UNIT, VECTORS, WARP, bits_of, dims, notify, wait
+from deepinfer.targets.ascend950.kernels._macros import count_bits
 from deepinfer.targets.base import Spec, grid, kernel
 
 BINS, BITS = 256, 8
@@ -27,15 +28,6 @@ def key_of(key, scores, row, i):
             key[0] = bits ^ T.uint32(0xFFFFFFFF)
         else:
             key[0] = bits | T.uint32(0x80000000)
-
-
-@T.macro
-def count_bits(x):
-    """x becomes the number of its bits that are set; the C API has no such operation."""
-    x[0] = x[0] - ((x[0] >> T.uint32(1)) & T.uint32(0x55555555))
-    x[0] = (x[0] & T.uint32(0x33333333)) + ((x[0] >> T.uint32(2)) & T.uint32(0x33333333))
-    x[0] = (x[0] + (x[0] >> T.uint32(4))) & T.uint32(0x0F0F0F0F)
-    x[0] = (x[0] * T.uint32(0x01010101)) >> T.uint32(24)
 
 
 @T.macro

@@ -45,7 +45,7 @@ def engram_gate(spec: Spec):
             dot = dot * call("di_rsqrt", key_squares[0] / const(C) + eps)
             dot = dot * root
             gate = call("di_abs", dot)
-            gate = T.sqrt(T.if_then_else(gate > const(1e-6), gate, const(1e-6)))
+            gate = T.sqrt(T.if_then_else(gate < const(1e-6), const(1e-6), gate))
             gate = call("di_sigmoid", call("copysignf", gate, dot))
             for c in T.serial(C):
                 y[n, h, c] = T.if_then_else(

@@ -27,8 +27,7 @@ def logprobs(spec: Spec):
                 best[j] = lowest
                 ids[j] = 0
             for v in T.serial(V):
-                value = logits[q, v]
-                value = T.if_then_else(value == value, value, lowest)
+                value = call("di_choice_key", logits[q, v])
                 if count < k or value > best[k - 1]:
                     at = count
                     while at > 0 and value > best[T.max(at - 1, 0)]:

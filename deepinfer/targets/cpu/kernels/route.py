@@ -10,7 +10,6 @@ from deepinfer.targets.cpu.dialect import call, const, dims
 def route(spec: Spec):
     N, E = dims(spec, "N", "E")
     k, scale = spec.attrs["k"], spec.attrs["scale"]
-    lowest = const(float("-inf"))
 
     @T.prim_func
     def body(z: T.Tensor((N, E), "float32"), bias: T.Tensor((E,), "float32"),
@@ -25,8 +24,8 @@ def route(spec: Spec):
             for e in T.serial(E):
                 score[e] = T.sqrt(call("di_softplus", z[n, e]))
             for e in T.serial(E):
-                key[e] = score[e] + T.if_then_else(image[n] != 0, bias_vl[e], bias[e])
-                key[e] = T.if_then_else(key[e] == key[e], key[e], lowest)
+                key[e] = call("di_choice_key", score[e] + T.if_then_else(
+                    image[n] != 0, bias_vl[e], bias[e]))
                 taken[e] = 0
             best = T.alloc_var("int32")
             for _ in T.serial(k):

@@ -33,6 +33,10 @@ DI_INLINE float di_abs(float x) { return di_float_of_bits(di_bits_of_float(x) & 
 // Every NaN becomes the one that the numpy reference returns.
 DI_INLINE float di_one_nan(float x) { return x != x ? di_float_of_bits(0x7FC00000u) : x; }
 
+// What a value counts as where the best ones are chosen: NaN as -inf. Kernels ask here because
+// TileLang takes x == x for true.
+DI_INLINE float di_choice_key(float x) { return x != x ? di_float_of_bits(0xFF800000u) : x; }
+
 // 1.5 * 2^23: adding it rounds to the nearest integer and leaves that integer in the low bits.
 #define DI_ROUND_F32 12582912.0f
 

@@ -73,17 +73,14 @@ struct DiTask {
 class DiPool {
  public:
   explicit DiPool(int threads) : threads_(threads < 1 ? 1 : threads) {
-    for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
-  }
-  ~DiPool() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      stop_ = true;
-      epoch_.fetch_add(1, std::memory_order_release);
+    try {
+      for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
+    } catch (...) {  // the system has no more threads: end those that started
+      stop();
+      throw;
     }
-    wake_.notify_all();
-    for (auto& worker : workers_) worker.join();
   }
+  ~DiPool() { stop(); }
   int threads() const { return threads_; }
 
   void run(const DiTask& task) {
@@ -103,6 +100,15 @@ class DiPool {
   }
 
  private:
+  void stop() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+      epoch_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
   static void pause(int spin) {
     if (spin < 4000) {
 #if defined(__x86_64__)
@@ -173,6 +179,15 @@ static int32_t di_run_phase(const DiPhase& phase, const DiStep* step) {
           memcpy(to, step->values[args[a]], di_bytes(phase.bytes[args[a]], step->sizes));
   }
   return phase.num_launches;
+}
+
+// Null where the system does not give that many threads.
+static DiPool* di_pool_create(int32_t threads) {
+  try {
+    return new DiPool(threads);
+  } catch (...) {
+    return nullptr;
+  }
 }
 
 #define DI_EXPORT extern "C" __attribute__((visibility("default")))

@@ -2,6 +2,7 @@
 // reports every access of device code (-fsanitize=thread, without its library).
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "state.h"
@@ -39,7 +40,8 @@ static Space* spaces[] = {&state.ub[0], &state.ub[1], &state.l1,        &state.l
 void reset_memories() {
     make_arena();
     for (Space* s : spaces) {
-        memset(s->base, 0xFF, s->bytes);
+        // NaN as bf16 and as fp32, and no integer that a kernel would write
+        std::fill_n((uint16_t*)s->base, s->bytes / 2, uint16_t(0xFFC1));
         s->cells.assign(s->bytes / kGranule, Cell());
     }
 }

@@ -25,7 +25,8 @@ enum class Wait { none, block, warp, done };
 struct Thread {
     void* stack;
     Wait wait;
-    uint64_t value;
+    uint64_t value;  // given to the warp
+    long barriers;   // of the block, passed
 };
 
 constexpr int kMaxThreads = 2048;
@@ -105,7 +106,7 @@ static bool release_block(int count) {
     }
     if (!any) return false;
     for (int i = 0; i < count; i++)
-        if (threads[i].wait == Wait::block) threads[i].wait = Wait::none;
+        if (threads[i].wait == Wait::block) threads[i].wait = Wait::none, threads[i].barriers++;
     simt_phase(0, true);
     return true;
 }
@@ -121,7 +122,7 @@ void run_threads(int count, const std::function<void()>& run) {
     for (int i = 0; i < count; i++) {
         uint8_t* top = stacks + kStack * (i + 1);
         memset(top - 2048, 0xFF, 2048);  // poison: uninitialised locals become NaN
-        threads[i] = {make_stack(top, thread_main), Wait::none, 0};
+        threads[i] = {make_stack(top, thread_main), Wait::none, 0, 0};
     }
     for (;;) {
         bool alive = false, ran = false;
@@ -143,6 +144,12 @@ void run_threads(int count, const std::function<void()>& run) {
             break;
         }
     }
+    for (int i = 1; i < count; i++)
+        if (threads[i].barriers != threads[0].barriers) {
+            report("divergence", "threads 0 and %d passed %ld and %ld barriers", i,
+                   threads[0].barriers, threads[i].barriers);
+            break;
+        }
     simt_end();
 }
 
