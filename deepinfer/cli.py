@@ -135,8 +135,9 @@ def parser() -> argparse.ArgumentParser:
                        f"{', '.join(ISA_LEVELS)} (default: the highest of this machine)")
     build.add_argument("--op", nargs="+", metavar="NAME", dest="ops",
                        help="only these ops, without a Program: kernels of a target in the making")
-    build.add_argument("--emit", choices=("source", "cubin"), default="cubin",
-                       help="with --op: sources only, or binaries too where a compiler is found")
+    build.add_argument("--emit", choices=("source", "cubin"),
+                       help="with --op: sources only, or (default) binaries too where a compiler "
+                            "is found: cubins of sm100, objects of ascend950")
     build.add_argument("--jobs", type=int, metavar="N", help="compilers at once (default: cores)")
     for name in ("max-model-len", "max-num-seqs", "max-num-batched-tokens"):
         build.add_argument(f"--{name}", type=int, metavar="N")
@@ -166,7 +167,8 @@ def _inspect(inspect: argparse.ArgumentParser) -> None:
     kernels = _command(things, "kernels", "how each op runs on each target", "inspect_kernels")
     kernels.add_argument("--target", choices=TARGETS)
     kernels.add_argument("--config", metavar="MODEL|CONFIG|v4.1-flash",
-                         help="whose graphs say which ops are used (default: the tiny model)")
+                         help="whose graphs say which kernels are needed (default: the tiny model "
+                              "for cpu, v4.1-flash for the others)")
     kernels.add_argument("--program", metavar="DIR", help="a Program whose kernels count as built")
     graph = _command(things, "graph", "the graph of a phase, or one layer of it", "inspect_graph")
     source = graph.add_mutually_exclusive_group(required=True)

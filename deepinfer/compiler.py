@@ -81,11 +81,7 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
     cfg = read_config(model)
     limits = limits or Limits.for_model(cfg)
     chosen = load_target(target)
-    levels = default_levels() if isa is None else (isa,) if isinstance(isa, str) else tuple(isa)
-    wrong = [level for level in levels if level not in ISA_LEVELS]
-    if wrong or not levels:
-        raise TargetError(f"no ISA level {wrong}, expected some of {', '.join(ISA_LEVELS)}",
-                          where=f"target {target}", next="choose among them")
+    levels = _levels(target, isa)
     key = content_key(cfg, limits, chosen, levels)
     path = Path(out).resolve() if out is not None else cache_dir() / "programs" / key[:32]
     try:
@@ -94,13 +90,12 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
             return found
     except ProgramError:
         artifact.check_replaceable(path)  # absent, damaged or of another version: built anew
-    _make_writable(path.parent, f"give another place than {path}")
     _make_writable(cache_dir(), "set DEEPINFER_CACHE_DIR to a directory you can write")
+    _make_writable(path.parent, f"give another place than {path}")
     graphs = {n: lower_graph(g, chosen) for n, g in build_graphs(cfg, limits).items()}
     plans = {n: plan_phase(g, chosen) for n, g in graphs.items()}
-    kernels = lower_kernels(list(plans.values()), chosen,
-                            cached_lower(chosen, cache_dir() / "lowered"), report)
     used = {s: x for p in plans.values() for s, x in instances(p.launches).items()}
+    kernels = lower_kernels(used, cached_lower(chosen, cache_dir() / "lowered"), report)
     if report is not None:
         report("compiling kernels", 0, len(kernels))
     files = chosen.build(plans, kernels, {s: x.spec for s, x in used.items()}, isa=levels,
@@ -131,6 +126,22 @@ def _make_writable(directory: Path, remedy: str) -> None:
     except OSError as error:
         raise ProgramError(f"the directory cannot be written: {error.strerror or error}",
                            where=str(directory), next=remedy) from None
+
+
+def _levels(target: str, isa: Sequence[str] | str | None) -> tuple[str, ...]:
+    """The ISA levels to build; only the cpu target has any, so that what is built for another
+    does not depend on the machine that built it."""
+    if target != "cpu":
+        if isa:
+            raise TargetError(f"ISA levels {isa} were given, target '{target}' has none",
+                              where="isa", next="leave them out")
+        return ()
+    levels = default_levels() if isa is None else (isa,) if isinstance(isa, str) else tuple(isa)
+    wrong = [level for level in levels if level not in ISA_LEVELS]
+    if wrong or not levels:
+        raise TargetError(f"no ISA level {wrong}, expected some of {', '.join(ISA_LEVELS)}",
+                          where=f"target {target}", next="choose among them")
+    return levels
 
 
 def default_levels() -> tuple[str, ...]:

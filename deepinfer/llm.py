@@ -62,10 +62,13 @@ class LLM:
                 raise RequestError(f"{name} is {value!r}, expected an int >= 1", where="LLM",
                                    next=f"correct {name} or leave it out")
         cfg = read_config(self.model)
-        limits = Limits.for_model(cfg, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
-                                  max_num_batched_tokens=max_num_batched_tokens)
+        sizes_given = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
+                       "max_num_batched_tokens": max_num_batched_tokens}
+        given = {name: value for name, value in sizes_given.items() if value is not None}
+        limits = Limits.for_model(cfg, **given) if program is None else Limits(**given)
         if program is None:
-            default_chunk(max_num_batched_tokens, max_num_seqs, 1)  # before a minute of compiling
+            # Refused before a minute goes into compiling.
+            default_chunk(limits.max_num_batched_tokens, limits.max_num_seqs, 1)
             with _bar(self.progress) as report:
                 program = compile(cfg, target=target, limits=limits, report=report)
         elif not isinstance(program, Program):
@@ -81,7 +84,7 @@ class LLM:
                                f"max_model_len {length} needs 2 or more, and no more than that",
                                where=f"Program {program.path}",
                                next="lower max_model_len or compile with a larger one")
-        seqs = min(max_num_seqs, built["max_num_seqs"])
+        seqs = min(limits.max_num_seqs, built["max_num_seqs"])
         sizes = StateSizes.plan(program, max_num_seqs=seqs, max_model_len=length,
                                 cache_bytes=cache_bytes)
         text = Text.load(self.model, cfg.bos_token_id)
@@ -89,7 +92,8 @@ class LLM:
         device = CpuDevice(program, weights, sizes.for_device(), num_threads=num_threads)
         self.engine = Engine(
             program, device, sizes, max_model_len=length, text=text, model=self.model,
-            max_num_batched_tokens=min(max_num_batched_tokens, built["max_num_batched_tokens"]),
+            max_num_batched_tokens=min(limits.max_num_batched_tokens,
+                                       built["max_num_batched_tokens"]),
             prefill_chunk=prefill_chunk)
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepinfer.codegen.memory import plan_arena
-from deepinfer.codegen.select import Instance, Launch, instances, select
+from deepinfer.codegen.select import Instance, Launch, select
 from deepinfer.errors import DeepInferError, IRError, PassError
 from deepinfer.ir.graph import Graph
 from deepinfer.ir.text import graph_digest, graph_text
@@ -92,18 +92,18 @@ def lower_graph(graph: Graph, target: Target,
         except DeepInferError as error:
             raise PassError(error.what, where=f"pass {p.name} on graph {graph.name}; {error.where}",
                             next=error.next) from error
+        except Exception as error:  # whatever a pass runs into, its name is what the reader needs
+            raise PassError(f"{type(error).__name__}: {error}",
+                            where=f"pass {p.name} on graph {graph.name}",
+                            next="this is a fault of the pass: report it") from error
         if after is not None:
             after(p.name, graph)
     return graph
 
 
-def lower_kernels(plans: Sequence[PhasePlan], target: Target,
-                  lower: Callable[[Instance], LoweredKernel],
+def lower_kernels(wanted: Mapping[str, Instance], lower: Callable[[Instance], LoweredKernel],
                   report: Report | None = None) -> dict[str, LoweredKernel]:
-    """Lower every distinct kernel of the phases, in order of symbol."""
-    wanted: dict[str, Instance] = {}
-    for plan in plans:
-        wanted |= instances(plan.launches)
+    """Lower every kernel of ``wanted``, in order of symbol."""
     done: dict[str, LoweredKernel] = {}
     for n, symbol in enumerate(sorted(wanted)):
         if report is not None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepinfer.commands.output import Progress, emit, emit_json, say, size
-from deepinfer.commands.targets import open_target
 from deepinfer.errors import RequestError
 
 if TYPE_CHECKING:
@@ -20,10 +19,14 @@ if TYPE_CHECKING:
 def run(args: argparse.Namespace) -> int:
     from deepinfer.compiler import compile, read_config
     from deepinfer.graph.limits import Limits
+    from deepinfer.targets.base import load_target
 
     if args.isa is not None and args.target != "cpu":
         raise RequestError(f"--isa {','.join(args.isa)} was given for target '{args.target}'",
                            where="--isa", next="only target cpu has ISA levels")
+    if args.emit is not None and not args.ops:
+        raise RequestError(f"--emit {args.emit} was given without --op", where="--emit",
+                           next="leave it out: a Program holds sources and binaries")
     if args.jobs is not None and args.jobs < 1:
         raise RequestError(f"jobs is {args.jobs}, expected an int >= 1", where="--jobs",
                            next="correct it or leave it out")
@@ -38,9 +41,8 @@ def run(args: argparse.Namespace) -> int:
     limits = Limits.for_model(cfg, max_model_len=args.max_model_len,
                               max_num_seqs=args.max_num_seqs,
                               max_num_batched_tokens=args.max_num_batched_tokens)
-    target = open_target(args.target)
     if args.ops:
-        return _single(args, cfg, limits, target, out)
+        return _single(args, cfg, limits, load_target(args.target), out)
     with Progress() as progress:
         program = compile(cfg, target=args.target, out=out, isa=args.isa, limits=limits,
                           report=progress, jobs=args.jobs)
@@ -66,7 +68,7 @@ def _single(args: argparse.Namespace, cfg: ModelConfig, limits: Limits, target: 
                            next="cpu compiles whole Programs: leave --op out")
     with Progress() as progress:
         made = compile_ops(cfg, limits, target, args.ops, out, binaries=args.emit != "source",
-                           report=progress)
+                           jobs=args.jobs, report=progress)
     gates = {name.removesuffix(".json").rpartition("/")[2]: json.loads((out / name).read_text())
              ["gates"] for name in made.files if name.endswith(".json")}
     if args.json:

@@ -7,10 +7,10 @@ import importlib
 import pkgutil
 from typing import Any
 
-from deepinfer.commands.output import emit, emit_json, say, table
-from deepinfer.commands.targets import absent_targets, open_targets
+from deepinfer.commands.output import emit, emit_json, table
 from deepinfer.errors import RequestError
 from deepinfer.ir.op import OPS, Op
+from deepinfer.targets.base import TARGETS, load_target
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +67,7 @@ def _describe(op: Op) -> dict[str, Any]:
 
 
 def passes(args: argparse.Namespace) -> int:
-    found = open_targets(args.target)
+    found = [load_target(t) for t in ([args.target] if args.target else TARGETS)]
     if args.json:
         emit_json({t.name: [{"name": p.name, "exact": p.exact, "why": p.why} for p in t.passes]
                    for t in found})
@@ -76,12 +76,11 @@ def passes(args: argparse.Namespace) -> int:
             emit(f"target {target.name}: {len(target.passes)} passes, in order")
             emit(table([(i + 1, p.name, "exact" if p.exact else "moves a rounding", p.why)
                         for i, p in enumerate(target.passes)], indent="  "))
-    _say_absent(args)
     return 0
 
 
 def targets(args: argparse.Namespace) -> int:
-    found = open_targets(args.target)
+    found = [load_target(t) for t in ([args.target] if args.target else TARGETS)]
     if args.json:
         emit_json({t.name: {"kernels": sorted(t.kernels), "passes": [p.name for p in t.passes],
                             "facts": {n: {"value": f.value, "unit": f.unit, "source": f.source}
@@ -93,10 +92,4 @@ def targets(args: argparse.Namespace) -> int:
             if target.facts:
                 emit(table([(n, f"{f.value:g} {f.unit}", f.source)
                             for n, f in target.facts.items()], indent="  "))
-    _say_absent(args)
     return 0
-
-
-def _say_absent(args: argparse.Namespace) -> None:
-    if args.target is None and absent_targets():
-        say(f"not in this version: {', '.join(absent_targets())}")

@@ -7,7 +7,6 @@ import argparse
 from deepinfer.codegen.emit import lower_graph
 from deepinfer.commands.layer_view import layer_text
 from deepinfer.commands.output import emit, say
-from deepinfer.commands.targets import open_target
 from deepinfer.compiler import read_config
 from deepinfer.errors import RequestError
 from deepinfer.graph.config import ModelConfig
@@ -16,6 +15,7 @@ from deepinfer.graph.limits import Limits
 from deepinfer.graph.v41_flash import forward
 from deepinfer.ir.graph import Graph
 from deepinfer.ir.text import graph_text
+from deepinfer.targets.base import load_target
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         if layer is None:
             say(f"{len(graph.nodes)} nodes; --layer N shows one layer")
         return 0
-    target = open_target(args.target)
+    target = load_target(args.target)
     wanted = passes_to_print(args.print_after, [p.name for p in target.passes])
     lowered = lower_graph(graph, target, lambda name, at: (
         show(f"after pass {name}", at) if name in wanted else None))

@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from deepinfer.commands.targets import has_target
 from deepinfer.errors import DeepInferError
 from deepinfer.settings import KNOWN, cache_dir, forced_isa
 
@@ -76,12 +75,6 @@ def _last_line(text: str) -> str:
     return text.splitlines()[-1] if text else "no message"
 
 
-def tool(name: str, *roots: str) -> str:
-    """The path of a program on PATH, else in the first of these directories, or ""."""
-    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(filter(None, roots)))
-    return found or ""
-
-
 def tool_version(path: str, pattern: str) -> str:
     """What ``path --version`` says, cut to the pattern's match."""
     ok, text = output_of([path, "--version"])
@@ -137,21 +130,19 @@ def compiling() -> list[Finding]:
 
 
 def sm100() -> list[Finding]:
-    """NVIDIA's toolchain and devices."""
-    group = "target sm100" + _absent("sm100")
-    cuda = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
-    wheels = [str(p) for path in sys.path if path
-              for p in sorted(Path(path).glob("nvidia/*/bin"))]
-    roots = [f"{root}/bin" for root in cuda if root] + wheels
+    """NVIDIA's toolchain, where the target looks for it, and devices."""
+    from deepinfer.targets.sm100.toolchain import find
+
+    group = "target sm100"
     found = []
     for name, follows in (("nvcc", "compiles kernels for the GPU"),
                           ("cuobjdump", "lists the code of a compiled kernel"),
                           ("nvdisasm", "lists the code of a compiled kernel")):
-        path = tool(name, *roots)
+        path = find(name)
         detail = f"{path}: {tool_version(path, r'V[0-9]+[0-9.]*')}" if path else "not found"
         found.append(Finding(group, name, bool(path), detail, follows if path else
-                             "pip install 'deepinfer-compiler[sm100]'"))
-    smi = tool("nvidia-smi")
+                             "pip install 'deepinfer-compiler[sm100]', or set CUDA_HOME"))
+    smi = shutil.which("nvidia-smi")
     ok, text = output_of([smi, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
                          ) if smi else (False, "no nvidia-smi")
     fits = ok and any(line.rpartition(",")[2].strip().startswith("10.")
@@ -165,20 +156,22 @@ def sm100() -> list[Finding]:
 
 
 def ascend950() -> list[Finding]:
-    """Huawei's toolchain and devices."""
-    group = "target ascend950" + _absent("ascend950")
+    """Huawei's toolchain, where the target looks for it, and devices."""
+    from deepinfer.targets.ascend950.toolchain import find
+
+    group = "target ascend950"
     homes = [os.environ.get(n, "") for n in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")]
     homes.append("/usr/local/Ascend/ascend-toolkit/latest")
     home = next((h for h in homes if h and Path(h).is_dir()), "")
-    folders = [f"{h}/{sub}" for h in homes if h for sub in ("bin", "compiler/ccec_compiler/bin")]
-    bisheng = tool("bisheng", os.environ.get("BISHENG_HOME", ""), *folders)
+    bisheng = find()
     found = [
         Finding(group, "CANN", bool(home), home or "not found",
                 "" if home else "Ascend kernels can be neither compiled nor run here"),
         Finding(group, "bisheng", bool(bisheng),
                 f"{bisheng}: {tool_version(bisheng, 'version [0-9.]+')}" if bisheng
                 else "not found",
-                "compiles kernels for the NPU" if bisheng else "it comes with CANN"),
+                "compiles kernels for the NPU" if bisheng
+                else "it comes with CANN: source its set_env.sh, or set BISHENG_HOME"),
     ]
     npu = package("torch_npu") or package("torch-npu")
     found.append(Finding(
@@ -189,10 +182,6 @@ def ascend950() -> list[Finding]:
     found.append(Finding(group, "NPU", bool(devices), ", ".join(devices) or "no /dev/davinci*",
                          "" if devices else "Ascend kernels cannot run here"))
     return found
-
-
-def _absent(target: str) -> str:
-    return "" if has_target(target) else " (not in this version: nothing here is used yet)"
 
 
 def settings() -> list[Finding]:

@@ -53,13 +53,6 @@ class Graph:
         for node in self.nodes:
             yield from node.outputs
 
-    def value(self, name: str) -> Value:
-        for v in self.values():
-            if v.name == name:
-                return v
-        raise IRError(f"no value '{name}'", where=f"graph {self.name}",
-                      next="list the names with `deepinfer inspect graph`")
-
 
 _current: ContextVar[Builder | None] = ContextVar("deepinfer_builder", default=None)
 
@@ -83,11 +76,11 @@ class Builder:
         _current.reset(self._token)
 
     @staticmethod
-    def current() -> Builder:
-        """The open builder of this context."""
+    def current(where: str) -> Builder:
+        """The open builder of this context, for the caller that ``where`` names."""
         builder = _current.get()
         if builder is None:
-            raise IRError("an op was called on values outside a Builder",
+            raise IRError("an op was called on values outside a Builder", where=where,
                           next="wrap the code in `with Builder(name) as b:`")
         return builder
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from deepinfer.errors import IRError
 from deepinfer.ir.signature import Signature, Unifier, parse_signature
-from deepinfer.ir.types import E2M1, TensorType, Value
+from deepinfer.ir.types import DTYPES, E2M1, TensorType, Value
 
 AttrValue = int | float | str | bool | tuple[int, ...] | tuple[float, ...] | None
 
@@ -125,7 +125,7 @@ class Op:
                 raise IRError(f"operand '{operand.name}' is {type(array).__name__}, expected an "
                               "array", where=f"op {self.name}", next="pass a numpy array")
         expected = self.infer(
-            tuple(_type_of(a, o.dtype) for a, o in zip(arrays, operands, strict=True)), attrs)
+            tuple(type_of(a, o.dtype) for a, o in zip(arrays, operands, strict=True)), attrs)
         with np.errstate(all="ignore"):  # NaN and inf rows are data here, not accidents
             got = self.reference(*arrays, **attrs)
         got = () if got is None else got if isinstance(got, tuple) else (got,)
@@ -146,20 +146,26 @@ class Op:
         full = self.attrs(attrs)
         if any(isinstance(o, Value) for o in operands):
             from deepinfer.ir.graph import Builder
-            return Builder.current().add(self, operands, full, name)
+            return Builder.current(f"op {self.name}").add(self, operands, full, name)
         got = self.run(operands, full)
         return got[0] if len(got) == 1 else got
 
 
-def _type_of(array: np.ndarray[Any, Any], declared: str) -> TensorType:
-    from deepinfer.ir.types import DTYPES
+def type_of(array: np.ndarray[Any, Any], declared: str) -> TensorType:
+    """The type of an array that is given for an operand of the dtype ``declared`` in a signature
+    (packed e2m1 and u8 look alike in numpy).
 
+    Raises:
+        IRError: no type has the array's numpy dtype.
+    """
     if declared == "e2m1":
         return TensorType((*array.shape[:-1], array.shape[-1] * 2), E2M1)
     for dtype in DTYPES.values():
         if dtype is not E2M1 and dtype.numpy == array.dtype:
             return TensorType(tuple(array.shape), dtype)
-    raise IRError(f"numpy dtype {array.dtype} has no type in the IR", next="convert it first")
+    raise IRError(f"numpy dtype {array.dtype} has no type in the IR, which has "
+                  f"{', '.join(DTYPES)}", where=f"an array{list(array.shape)} for an operand of "
+                  f"dtype {declared}", next="convert it first")
 
 
 OPS: dict[str, Op] = {}
@@ -191,7 +197,9 @@ def op(signature: str, *, order: Order) -> Callable[[Callable[..., Any]], Op]:
             Attrs({p.name: p.default for p in keyword if p.default is not p.empty}),
         )
         if made.name in OPS:
-            raise IRError(f"op '{made.name}' is declared twice", next="rename one of them")
+            raise IRError(f"op '{made.name}' is declared twice",
+                          where=f"{OPS[made.name].reference.__module__} and {reference.__module__}",
+                          next="rename one of them")
         OPS[made.name] = made
         return made
 

@@ -58,7 +58,8 @@ def parse_signature(text: str) -> Signature:
     """Parse a signature; raises IRError on text that is not one."""
     left, arrow, right = text.partition("->")
     if not arrow:
-        raise IRError(f"signature '{text}' has no '->'", next="write 'inputs -> outputs'")
+        raise IRError("no '->' was found, expected one", where=f"signature '{text}'",
+                      next="write 'inputs -> outputs'")
     made = Signature(text, _operands(left, text), _operands(right, text))
     names = [o.name for o in made.inputs + made.outputs]
     unbound = [d for d in made.dim_names() if d not in made._words(made.inputs)]

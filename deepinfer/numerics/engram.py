@@ -5,7 +5,6 @@ Pure integer arithmetic, the same on every machine. Source: spec §2.10 (REF eng
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -95,13 +94,11 @@ class EngramHash:
     Attributes:
         multipliers: one odd int64 factor per lookback position, newest first.
         primes: rows of each column; columns ordered by n-gram size, then head.
-        offsets: first table row of each column (prefix sums of `primes`).
         pad: compressed id that stands for a blocked position.
     """
 
     multipliers: tuple[int, ...]
     primes: tuple[int, ...]
-    offsets: tuple[int, ...]
     pad: int
 
     @property
@@ -109,51 +106,9 @@ class EngramHash:
         return len(self.primes) // (len(self.multipliers) - 1)
 
     @property
-    def num_rows(self) -> int:
-        return sum(self.primes)
-
-
-def hash_constants(
-    layer_id: int, primes: Sequence[int], *, compressed_vocab: int, max_ngram: int, pad: int
-) -> EngramHash:
-    """The hash of Engram layer `layer_id`, whose columns have `primes` rows.
-
-    Args:
-        layer_id: the decoder layer's number (it seeds the multipliers).
-        primes: this layer's entry of `column_primes`.
-        compressed_vocab: number of token classes, `engram_compressed_vocab_size`.
-        max_ngram: longest n-gram.
-        pad: compressed id of `engram_pad_token_id`.
-    """
-    return EngramHash(
-        multipliers=hash_multipliers(
-            layer_id, compressed_vocab=compressed_vocab, max_ngram=max_ngram
-        ),
-        primes=tuple(primes),
-        offsets=tuple(accumulate(primes, initial=0))[:-1],
-        pad=pad,
-    )
-
-
-def lookback(
-    compressed_ids: npt.NDArray[np.integer], max_ngram: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Each position of a whole sequence with its predecessors, newest first.
-
-    Args:
-        compressed_ids: [T] token classes from the sequence's first token on.
-        max_ngram: columns of the result.
-
-    Returns:
-        ids i64[T, max_ngram], column i = the class at position p - i; blocked bool of the same
-        shape, true where p - i < 0 (the id there is 0).
-    """
-    ids = np.zeros((len(compressed_ids), max_ngram), np.int64)
-    blocked = np.ones(ids.shape, np.bool_)
-    for back in range(min(max_ngram, len(compressed_ids))):
-        ids[back:, back] = compressed_ids[: len(compressed_ids) - back]
-        blocked[back:, back] = False
-    return ids, blocked
+    def offsets(self) -> tuple[int, ...]:
+        """First table row of each column."""
+        return tuple(accumulate(self.primes, initial=0))[:-1]
 
 
 def engram_hash(

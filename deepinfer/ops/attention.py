@@ -51,7 +51,7 @@ def window_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Arra
     out = np.empty(q.shape, q.dtype)
     for row, position in enumerate(positions):
         low = max(0, position - window + 1)
-        tiles = _window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low, position)
+        tiles = window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low, position)
         out[row] = _attend(q[row].reshape(len(sink), -1), tiles, sink, scale)
     return out
 
@@ -73,9 +73,9 @@ def sparse_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Arra
     out = np.empty(q.shape, q.dtype)
     for row, position in enumerate(positions):
         low = max(0, position - window + 1)
-        tiles = [*_window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low,
-                                position),
-                 *_picked_tiles(idx[row], pages[request[row]], kv, kv_sf)]
+        tiles = [*window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low,
+                               position),
+                 *picked_tiles(idx[row], pages[request[row]], kv, kv_sf)]
         out[row] = _attend(q[row].reshape(len(sink), -1), tiles, sink, scale)
     return out
 
@@ -99,14 +99,14 @@ def draft_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Array
     for row in range(len(q)):
         span = spans[request[row]]
         start = positions[span[1]]
-        tiles = _window_tiles(k, k_sf, ring, ring_sf, positions, span, max(0, start - window),
-                              start + span[2] - span[1] - 1)
+        tiles = window_tiles(k, k_sf, ring, ring_sf, positions, span, max(0, start - window),
+                             start + span[2] - span[1] - 1)
         out[row] = _attend(q[row].reshape(len(sink), -1), tiles, sink, scale)
     return out
 
 
-def _window_tiles(k: Array, k_sf: Array, ring: Array, ring_sf: Array, positions: Array, span: Array,
-                  low: int, high: int) -> Iterator[tuple[Array, Array]]:
+def window_tiles(k: Array, k_sf: Array, ring: Array, ring_sf: Array, positions: Array, span: Array,
+                 low: int, high: int) -> Iterator[tuple[Array, Array]]:
     """(keys bf16[64,D], visible bool[64]) of each tile that meets the positions low..high."""
     slot, first, _ = span
     start = positions[first]  # older positions are in the ring, these and newer ones in k
@@ -122,8 +122,9 @@ def _window_tiles(k: Array, k_sf: Array, ring: Array, ring_sf: Array, positions:
         yield keys, visible
 
 
-def _picked_tiles(picks: Array, pages: Array, kv: Array, kv_sf: Array
-                  ) -> Iterator[tuple[Array, Array]]:
+def picked_tiles(picks: Array, pages: Array, kv: Array, kv_sf: Array
+                 ) -> Iterator[tuple[Array, Array]]:
+    """(keys bf16[64,D], visible bool[64]) of the entries picked, packed; -1 is no pick."""
     picks = picks[picks >= 0]
     for base in range(0, len(picks), TILE):
         part = picks[base : base + TILE]

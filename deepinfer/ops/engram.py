@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -40,8 +39,7 @@ def engram_hash(lookback: Array, image: Array, token_map: Array, *, multipliers:
     """
     known = (lookback >= 0) & (lookback < len(token_map))
     known[:, 0] &= image == 0
-    constants = engram.EngramHash(tuple(multipliers), tuple(primes),
-                                  tuple(accumulate(primes, initial=0))[:-1], int(token_map[pad]))
+    constants = engram.EngramHash(tuple(multipliers), tuple(primes), int(token_map[pad]))
     assert constants.heads == heads and len(primes) == columns
     return engram.engram_hash(token_map[np.where(known, lookback, 0)], ~known, constants)
 

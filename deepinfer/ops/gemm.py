@@ -25,7 +25,8 @@ GEMM = Order("K", "gemm", (("block", 32), ("chains", 2)),
              "fused multiply-adds, denormals flushed; bf16 once, at the end")
 
 
-def _rounded(y: Array, out: str) -> Array:
+def rounded(y: Array, out: str) -> Array:
+    """fp32 sums as the attribute ``out`` of a linear wants them: "f32", or rounded to "bf16"."""
     return to_bf16(y) if out == "bf16" else y
 
 
@@ -38,7 +39,7 @@ def linear(x: Array, w: Array, *, out: str = "bf16") -> Array:
     Order: DESIGN §5 "cpu GEMM order".
     Source: spec §2.0.
     """
-    return _rounded(gemm(x, w), out)
+    return rounded(gemm(x, w), out)
 
 
 @op("q:e4m3[N,K], sf:ue8m0[N,K/32], w:e4m3[M,K], ws:ue8m0[M/32,K/32] -> y:$out[N,M]", order=GEMM)
@@ -53,7 +54,7 @@ def linear_fp8(q: Array, sf: Array, w: Array, ws: Array, *, out: str = "bf16") -
     Order: DESIGN §5 "cpu GEMM order".
     Source: spec §2.0 "Lin8".
     """
-    return _rounded(gemm(dequantize_fp8(q, sf), dequantize_fp8_tile(w, ws)), out)
+    return rounded(gemm(dequantize_fp8(q, sf), dequantize_fp8_tile(w, ws)), out)
 
 
 @op("q:e4m3[N,K], sf:ue8m0[N,K/32], w:e2m1[M,K], ws:ue8m0[M,K/32] -> y:$out[N,M]", order=GEMM)
@@ -66,7 +67,7 @@ def linear_fp4(q: Array, sf: Array, w: Array, ws: Array, *, out: str = "bf16") -
     Order: DESIGN §5 "cpu GEMM order".
     Source: spec §2.0 "Lin4".
     """
-    return _rounded(gemm(dequantize_fp8(q, sf), dequantize_fp4(w, ws, 32)), out)
+    return rounded(gemm(dequantize_fp8(q, sf), dequantize_fp4(w, ws, 32)), out)
 
 
 @op("x:bf16[N,K], w:e4m3[M,K], ws:ue8m0[M/32,K/32] -> y:$out[N,M]", order=GEMM)
@@ -79,7 +80,7 @@ def wide_linear_fp8(x: Array, w: Array, ws: Array, *, out: str = "bf16") -> Arra
     Order: DESIGN §5 "cpu GEMM order".
     Source: spec §2.0 "Lin8".
     """
-    return _rounded(gemm(x, dequantize_fp8_tile(w, ws)), out)
+    return rounded(gemm(x, dequantize_fp8_tile(w, ws)), out)
 
 
 @op("x:bf16[N,K], w:e2m1[M,K], ws:ue8m0[M,K/32] -> y:$out[N,M]", order=GEMM)
@@ -92,7 +93,7 @@ def wide_linear_fp4(x: Array, w: Array, ws: Array, *, out: str = "bf16") -> Arra
     Order: DESIGN §5 "cpu GEMM order".
     Source: spec §2.0 "Lin4".
     """
-    return _rounded(gemm(x, dequantize_fp4(w, ws, 32)), out)
+    return rounded(gemm(x, dequantize_fp4(w, ws, 32)), out)
 
 
 def _by_group(x: Array, w: Array, groups: int, who: str) -> Array:

@@ -15,7 +15,7 @@ from deepinfer.errors import IRError
 from deepinfer.ir import op
 from deepinfer.numerics.formats import decode_e4m3, dequantize_fp4, f32, to_bf16
 from deepinfer.numerics.sums import gemm
-from deepinfer.ops.gemm import GEMM, _rounded
+from deepinfer.ops.gemm import GEMM, rounded
 
 Array = NDArray[Any]
 
@@ -49,7 +49,7 @@ def _product(x: Array, w: Array, m: int, groups: int, out: str) -> Array:
                       where="op packed_linear",
                       next="pack the weight with passes/prepack_weights.py")
     parts = [gemm(x[:, g * k:(g + 1) * k], w[g * rows:(g + 1) * rows, :k]) for g in range(groups)]
-    return _rounded(np.concatenate(parts, axis=1), out)
+    return rounded(np.concatenate(parts, axis=1), out)
 
 
 @op("x:bf16[N,K], w:bf16[B,P,32] -> y:$out[N,m]", order=GEMM)

@@ -32,6 +32,9 @@ class Text:
     """
 
     def __init__(self, tokenizer: Tokenizer, bos: int | None) -> None:
+        # A tokenizer.json may hold settings of its training: a prompt is neither cut nor padded.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         self.tokenizer, self.bos = tokenizer, bos
         added = tokenizer.get_added_tokens_decoder()
         self._special = {i for i, token in added.items() if token.special}

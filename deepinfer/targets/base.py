@@ -7,7 +7,8 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from deepinfer.errors import TargetError, ToolchainError
@@ -97,8 +98,11 @@ class Kernel:
     space: Callable[[Spec], tuple[Schedule, ...]]
     scratch: Callable[[Spec], int]
 
-    def extent(self, spec: Spec) -> Extent:
-        return Extent.parse(self.items, spec)
+    def program(self, spec: Spec) -> Any:
+        """The prim_func of ``spec``. The builder does not see the maxima of symbolic dims, which
+        are not part of the kernel's identity (``Spec.key``): they would leak into a cached text."""
+        blind = {n: replace(d, max=0) if isinstance(d, Sym) else d for n, d in spec.dims.items()}
+        return self.build(replace(spec, dims=blind))
 
 
 def kernel(op: str, *, items: str, space: Callable[[Spec], tuple[Schedule, ...]] | None = None,
@@ -166,6 +170,8 @@ class Target:
         lower: (prim_func, symbol) -> LoweredKernel, through TileLang.
         build: planned phases and lowered kernels -> the files of a Program.
         versions: tool versions that shape the binaries.
+        is_built: (lowered kernel, the ``cache`` of ``build``) -> whether its own binary is kept
+            there; never on cpu, whose kernels are linked into one library.
     """
 
     name: str
@@ -175,6 +181,7 @@ class Target:
     lower: Callable[[Any, str], LoweredKernel]
     build: Callable[..., dict[str, bytes]]
     versions: Callable[[], dict[str, str]]
+    is_built: Callable[[LoweredKernel, Path], bool] = lambda lowered, cache: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +200,6 @@ class LoweredKernel:
     text: str
     params: tuple[tuple[str, str], ...]
     launch: Mapping[str, Any] = field(default_factory=dict)
-
-
-def by_op(kernels: tuple[Kernel, ...]) -> dict[str, Kernel]:
-    """Kernels by op name; two for one op are refused."""
-    table: dict[str, Kernel] = {}
-    for k in kernels:
-        if k.op in table:
-            raise TargetError(f"op '{k.op}' has two kernels", next="keep one")
-        table[k.op] = k
-    return table
 
 
 class KernelTable(Mapping[str, Kernel]):
@@ -261,13 +258,7 @@ def load_target(name: str) -> Target:
         raise TargetError(f"no target '{name}', expected one of {', '.join(TARGETS)}",
                           where="target", next="choose one of them")
     with _compile_extra(f"target {name}"):
-        try:
-            target = importlib.import_module(f"deepinfer.targets.{name}.target").TARGET
-        except ModuleNotFoundError as error:
-            if error.name != f"deepinfer.targets.{name}.target":
-                raise
-            raise TargetError(f"target '{name}' is not in this version", where="target",
-                              next="use target cpu") from None
+        target = importlib.import_module(f"deepinfer.targets.{name}.target").TARGET
     assert isinstance(target, Target)
     return target
 

@@ -23,7 +23,6 @@ from export import export
 from model import Model
 from optim import Optimizer, balance, initialise
 from quant import Precision
-from speed import compile_pieces
 from tokenizer import token_classes, train_tokenizer
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -47,7 +46,7 @@ class Plan:
 
 
 SMOKE_PLAN = Plan(target_steps=24, target_minutes=0.6, draft_steps=12, draft_minutes=0.3,
-                  tokens=256, lengths=((0.0, 64), (0.7, 128)), files=12, save_seconds=10)
+                  tokens=256, lengths=((0.0, 64), (0.7, 128)), files=12, save_seconds=2)
 
 
 class Run:
@@ -158,12 +157,9 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--minutes", type=float, help="of both training stages; default 66")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--no-compile", action="store_true", help="run without torch.compile")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    if not (args.smoke or args.no_compile):
-        compile_pieces()
     plan, sizes = (SMOKE_PLAN, SMOKE) if args.smoke else (Plan(), TRAINED)
     if args.minutes is not None:
         share = args.minutes / (plan.target_minutes + plan.draft_minutes)

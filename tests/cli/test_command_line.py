@@ -143,6 +143,37 @@ def test_text_prints_in_a_locale_that_lacks_the_letters():
     assert op.doc.encode("ascii", "backslashreplace").decode() in out
 
 
+@pytest.mark.parametrize(("redirect", "code"), [
+    (">&-", 0), ("2>&-", 0), (">&- 2>&- <&-", 0), (">/dev/full", 3), ("2>/dev/full", 0),
+])
+def test_standard_streams_that_are_closed_or_full(redirect, code, tmp_path):
+    """make-model writes data to stdout and progress to stderr; the files it opens must not take
+    the places of those two, and only data that is lost is an error."""
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -m deepinfer make-model tiny "$1" {redirect}', sys.executable,
+         str(tmp_path / "m")], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert done.stdout in ("", f"{tmp_path / 'm'}\n")
+    assert done.stdout or ">&- " in f"{redirect} " or "full" in redirect
+    if code:
+        assert "No space left on device\n  where: standard output\n  next: " in done.stderr
+    made = {f.name for f in (tmp_path / "m").iterdir()}
+    assert made == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied", "/a/file"),
+                                   MemoryError("30 GB")])
+def test_what_the_system_refuses_exits_with_3(error, monkeypatch, capsys):
+    def fail(args):
+        raise error
+
+    handled_by(monkeypatch, fail)
+    assert cli.main(["doctor"]) == 3
+    assert "Permission denied\n  where: /a/file\n" in (err := capsys.readouterr().err) or (
+        "not enough memory: 30 GB" in err)
+
+
 @pytest.mark.parametrize(("text", "ids"), [
     ("1,2,3", [1, 2, 3]), ("7", [7]), (" 1, 2", [1, 2]), ("-1", [-1]),
 ])
@@ -159,6 +190,7 @@ def test_tokens_from_a_file(tmp_path):
 @pytest.mark.parametrize(("text", "message"), [
     ("", "no tokens, expected at least one"), ("1,,2", "token 1 is '', expected an int"),
     ("1,x", "token 1 is 'x', expected an int"), ("1.5", "token 0 is '1.5'"),
+    ("9" * 5000, "token 0 is '9+', expected an int"),  # more digits than int() takes
     ("@{}/none.json", "cannot read token ids: .*No such file"),
 ])
 def test_bad_tokens_are_refused(text, message, tmp_path):
@@ -169,7 +201,7 @@ def test_bad_tokens_are_refused(text, message, tmp_path):
 @pytest.mark.parametrize(("content", "message"), [
     ("[1, 2", "cannot read token ids"), ('{"a": 1}', "found a JSON dict, expected a list"),
     ("[1, true]", "token 1 is True, expected an int"), ("[]", "no tokens"),
-    ("[1.0]", "token 0 is 1.0, expected an int"),
+    ("[1.0]", "token 0 is 1.0, expected an int"), ("[" * 100_000, "cannot read token ids"),
 ])
 def test_bad_token_files_are_refused(content, message, tmp_path):
     file = tmp_path / "ids.json"

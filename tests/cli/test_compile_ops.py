@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from deepinfer.cli import main
+from deepinfer.targets.sm100.toolchain import find
 
 
 def test_sources_launch_data_and_gates(capsys, tmp_path):
@@ -24,10 +27,55 @@ def test_sources_launch_data_and_gates(capsys, tmp_path):
     assert not (out / "bin").exists()
 
 
+def test_sources_of_ascend950(capsys, tmp_path):
+    out = tmp_path / "out"
+    assert main(["compile", "v4.1-flash", "--target", "ascend950", "--op", "norm_quant", "--emit",
+                 "source", "--out", str(out), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert list(made["symbols"]) == ["norm_quant"] and made["symbols"]["norm_quant"]
+    files = {f"src/{s}.{kind}" for s in made["symbols"]["norm_quant"] for kind in ("asc", "json")}
+    assert set(made["files"]) == files == {
+        f.relative_to(out).as_posix() for f in out.rglob("*") if f.is_file()}
+    for symbol, gates in made["gates"].items():
+        assert symbol in (out / "src" / f"{symbol}.asc").read_text()
+        assert ["compiles", "not checked", "only sources were asked for"] in gates
+        assert {status for _, status, _ in gates} == {"passed", "not checked"}
+
+
+def test_inspect_kernels_says_how_far_each_kernel_is(capsys, tmp_path, monkeypatch):
+    """Each step is seen only after it was done: sources, then binaries; another op stays behind."""
+    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path / "cache"))
+
+    def far() -> dict[str, str]:
+        argv = ["inspect", "kernels", "--target", "sm100", "--json"]
+        assert main(argv) == 0
+        out, err = capsys.readouterr()
+        found = json.loads(out)["kernels"]["sm100"]
+        waiting = " ".join(op for op, status in found.items() if status == "declared")
+        assert f"compile v4.1-flash --target sm100 --out DIR --op {waiting}`" in err
+        return {op: found[op] for op in ("norm_quant", "topk", "embed", "rms_norm")}
+
+    def build(*options: str) -> None:
+        assert main(["compile", "v4.1-flash", "--target", "sm100", "--op", "norm_quant", *options,
+                     "--out", str(tmp_path / "out")]) == 0
+        capsys.readouterr()
+
+    rest = {"topk": "declared", "embed": "missing", "rms_norm": "missing"}
+    assert far() == {"norm_quant": "declared", **rest}
+    build("--emit", "source")
+    assert far() == {"norm_quant": "generated", **rest}
+    if find("nvcc") is None:
+        pytest.skip("no nvcc: nothing can be compiled")
+    build()
+    assert far() == {"norm_quant": "compiled", **rest}
+
+
 def test_ops_that_cannot_be_built(capsys, tmp_path):
     out = str(tmp_path / "out")
     assert main(["compile", "v4.1-flash", "--target", "sm100", "--op", "embed", "--out", out]) == 3
     err = capsys.readouterr().err
     assert "op 'embed' has no kernel on target 'sm100'" in err and "norm_quant" in err
+    assert main(["compile", "v4.1-flash", "--emit", "source", "--out", out]) == 2
+    assert "--emit source was given without --op" in capsys.readouterr().err
     assert main(["compile", "v4.1-flash", "--op", "embed", "--out", out]) == 2
     assert "cpu compiles whole Programs" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def nothing_is_imported(monkeypatch):
 def bare(monkeypatch, tmp_path):
     """A machine with Python and nothing else."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(probes, "tool", lambda name, *roots: "")
+    monkeypatch.setattr("deepinfer.targets.sm100.toolchain._PIP_BIN", tmp_path)
     for name in ("CUDA_HOME", "CUDA_PATH", "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME",
                  "BISHENG_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -79,25 +80,40 @@ def test_a_missing_core_package_is_an_environment_error(monkeypatch, capsys):
 ])
 def test_a_gpu_must_have_the_right_capability(monkeypatch, tmp_path, capability, device, follows):
     monkeypatch.setattr(probes, "find_spec", lambda name: device)
-    smi = program(tmp_path, "nvidia-smi", f"NVIDIA X, {capability}")
-    monkeypatch.setattr(probes, "tool", lambda name, *roots: str(smi) if name == smi.name else "")
+    program(tmp_path, "nvidia-smi", f"NVIDIA X, {capability}")
+    monkeypatch.setenv("PATH", str(tmp_path))
     gpu = by_name(probes.sm100())["GPU"]
     assert gpu.found and gpu.detail == f"NVIDIA X, {capability}" and gpu.follows == follows
 
 
 def test_a_driver_that_fails_is_no_gpu(monkeypatch, tmp_path):
-    smi = program(tmp_path, "nvidia-smi", "could not talk to the driver", code=9)
-    monkeypatch.setattr(probes, "tool", lambda name, *roots: str(smi) if name == smi.name else "")
+    program(tmp_path, "nvidia-smi", "could not talk to the driver", code=9)
+    monkeypatch.setenv("PATH", str(tmp_path))
     gpu = by_name(probes.sm100())["GPU"]
     assert not gpu.found and gpu.detail == "could not talk to the driver"
 
 
-def test_tools_are_found_on_the_path_and_in_known_folders(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path / "a"))
-    assert probes.tool("nvcc", str(tmp_path / "b")) == ""
-    there = program(tmp_path / "b", "nvcc", "Cuda compilation tools, release 13.0, V13.0.88")
-    assert probes.tool("nvcc", "", str(tmp_path / "b")) == str(there)
-    assert probes.tool_version(str(there), r"V[0-9]+[0-9.]*") == "V13.0.88"
+@pytest.mark.parametrize(("target", "name", "home", "prints", "version"), [
+    ("sm100", "nvcc", "CUDA_HOME", "Cuda compilation tools, release 13.0, V13.0.88", "V13.0.88"),
+    ("ascend950", "bisheng", "BISHENG_HOME", "bisheng version 15.0.5", "version 15.0.5"),
+])
+def test_doctor_and_compile_find_the_same_tools(bare, monkeypatch, target, name, home, prints,
+                                                version):
+    toolchain = import_module(f"deepinfer.targets.{target}.toolchain")
+    probe = getattr(probes, target)
+
+    def found() -> str | None:
+        return toolchain.find(name) if target == "sm100" else toolchain.find()
+
+    assert found() is None and not by_name(probe())[name].found
+    for folder, variable, value in ((bare / "home" / "bin", home, bare / "home"),
+                                    (bare / "path", "PATH", bare / "path")):
+        there = program(folder, name, prints)
+        with monkeypatch.context() as only:
+            only.setenv(variable, str(value))
+            assert found() == str(there)
+            assert by_name(probe())[name].detail == f"{there}: {version}"
+    assert found() is None
 
 
 def test_cann_makes_torch_npu_welcome(bare, monkeypatch):

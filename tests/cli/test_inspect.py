@@ -146,11 +146,14 @@ def test_a_model_that_is_not_there(capsys, tmp_path):
     assert "no model at" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["sm100", "ascend950"])
-def test_a_target_of_a_later_version_is_refused(name, capsys, monkeypatch):
-    monkeypatch.setattr("deepinfer.commands.targets.has_target", lambda t: t == "cpu")
-    assert main(["inspect", "passes", "--target", name]) == 3
-    assert f"target '{name}' is not in this version, it has cpu" in capsys.readouterr().err
+def test_passes_and_targets_of_one_or_of_all(capsys):
+    for what in ("passes", "targets"):
+        assert main(["inspect", what, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert list(found) == ["cpu", "sm100", "ascend950"]
+        assert main(["inspect", what, "--target", "sm100", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"sm100": found["sm100"]}
+    assert "norm_quant" in found["ascend950"]["kernels"]
 
 
 def test_a_target_whose_packages_are_missing(capsys, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer.targets.base import Kernel, LoweredKernel, Schedule, Spec, Target, by_op, grid
+from deepinfer.targets.base import Kernel, LoweredKernel, Schedule, Spec, Target, grid
 
 lowered: list[str] = []
 
@@ -24,5 +24,5 @@ def kernel(op: str, items: str = "N", space: tuple[Schedule, ...] = grid(tile=(1
 
 
 def target(*ops: str) -> Target:
-    return Target("fake", {}, (), by_op(tuple(kernel(op) for op in ops)), lower,
+    return Target("fake", {}, (), {op: kernel(op) for op in ops}, lower,
                   lambda *a, **k: {}, lambda: {})

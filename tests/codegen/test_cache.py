@@ -83,3 +83,11 @@ print(len(fake_target.lowered), "tilelang" in sys.modules, "torch" in sys.module
 
     assert run() == "4 False False\n"
     assert run() == "0 False False\n"
+
+
+def test_a_changed_byte_is_noticed(instance, tmp_path):
+    """Still good JSON, but another kernel: it must not be compiled."""
+    assert lowerings(instance, tmp_path) == 1
+    (file,) = tmp_path.iterdir()
+    file.write_text(file.read_text().replace("float*", "short*"))
+    assert [lowerings(instance, tmp_path) for _ in range(2)] == [1, 0]

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer.ir.op import Op, _type_of
+from deepinfer.ir.op import Op, type_of
 from deepinfer.ir.types import Dim, Sym, TensorType
 from deepinfer.runtime.devices.isa import host_levels
 from deepinfer.settings import cache_dir
-from deepinfer.targets.base import Kernel, Schedule, Spec
+from deepinfer.targets.base import Extent, Kernel, Schedule, Spec
 from deepinfer.targets.cpu.toolchain import compile_library, thunk_text
 from deepinfer.targets.tile import lower_c
 
@@ -36,7 +36,7 @@ _TEXTS: dict[str, str] = {}
 def _text(kernel: Kernel, spec: Spec) -> str:
     """The kernel's source with its thunk made visible; lowered once per spec."""
     if spec.key() not in _TEXTS:
-        text = thunk_text(lower_c(kernel.build(spec), "kernel"), spec)
+        text = thunk_text(lower_c(kernel.program(spec), "kernel"), spec)
         _TEXTS[spec.key()] = text.replace(
             'extern "C" void', 'extern "C" __attribute__((visibility("default"))) void')
     return _TEXTS[spec.key()]
@@ -54,7 +54,7 @@ def run_kernel(op: Op, kernel: Kernel, arrays: tuple[Array, ...], attrs: dict[st
     """
     full = op.attrs(attrs)
     names = set(filter(None, symbolic.split(",")))
-    concrete = [_type_of(a, o.dtype) for a, o in zip(arrays, op.signature.inputs, strict=True)]
+    concrete = [type_of(a, o.dtype) for a, o in zip(arrays, op.signature.inputs, strict=True)]
     out_types = op.infer(tuple(concrete), full)
     sizes: dict[str, int] = {}
     types = []
@@ -94,7 +94,7 @@ def run_kernel(op: Op, kernel: Kernel, arrays: tuple[Array, ...], attrs: dict[st
         assert isinstance(sym, Sym)
         dim_values.append(sizes[sym.name] * sym.times)
     dim_array = (ctypes.c_int32 * max(1, len(dim_values)))(*dim_values)
-    extent = kernel.extent(spec)
+    extent = Extent.parse(kernel.items, spec)
     count = -(-(sizes[extent.sym] if extent.sym else 1) * extent.mul // extent.div)
     scratch = (ctypes.c_uint8 * max(64, kernel.scratch(spec)))(*b"\xff" * 64)
     edges = [count * i // ranges for i in range(ranges + 1)]
@@ -129,7 +129,7 @@ def check(op: Op, kernel: Kernel, arrays: tuple[Array, ...], *, symbolic: str = 
 
     expected_arrays = copy()
     expected = op.run(expected_arrays, op.attrs(attrs))
-    concrete = [_type_of(a, o.dtype) for a, o in zip(arrays, op.signature.inputs, strict=True)]
+    concrete = [type_of(a, o.dtype) for a, o in zip(arrays, op.signature.inputs, strict=True)]
     unifier = op.unifier(op.attrs(attrs))
     unifier.unify(tuple(concrete))
     space = kernel.space(Spec(op, dict(unifier.dims), dict(unifier.dtypes), op.attrs(attrs)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from deepinfer.codegen.cache import cached_lower
 from deepinfer.codegen.select import Instance
-from deepinfer.ir.op import Op, _type_of
+from deepinfer.ir.op import Op, type_of
 from deepinfer.ir.types import Dim, Sym, TensorType
 from deepinfer.targets.ascend950.target import TARGET
 from deepinfer.targets.base import Kernel, Schedule, Spec
@@ -33,7 +33,7 @@ class Case:
     symbolic: tuple[str, ...] = ("N",)
 
     def types(self) -> tuple[TensorType, ...]:
-        return tuple(_type_of(a, o.dtype)
+        return tuple(type_of(a, o.dtype)
                      for a, o in zip(self.arrays, self.op.signature.inputs, strict=True))
 
     def dims(self) -> dict[str, int]:

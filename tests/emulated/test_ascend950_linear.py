@@ -52,10 +52,11 @@ def bound(c: Case) -> Compare:
     return compare
 
 
-# One with whole tiles; one with tails in rows and outputs and an odd number of small steps of K; one
-# with more tiles than cores.
-CASES = [("fp8", 64, 128, 512, "bf16"), ("fp8", 37, 160, 320, "f32"), ("fp8", 1100, 160, 128, "f32"),
-         ("fp4", 64, 128, 512, "f32"), ("fp4", 37, 160, 320, "bf16")]
+# One with whole tiles; one with tails in rows and outputs and an odd number of small steps of K;
+# one with more tiles than cores.
+CASES = [("fp8", 64, 128, 512, "bf16"), ("fp8", 37, 160, 320, "f32"),
+         ("fp8", 1100, 160, 128, "f32"), ("fp4", 64, 128, 512, "f32"),
+         ("fp4", 37, 160, 320, "bf16")]
 
 
 @pytest.mark.parametrize(("fmt", "n", "m", "k", "out"), CASES)
@@ -65,7 +66,7 @@ def test_agrees_with_the_reference(fmt: str, n: int, m: int, k: int, out: str) -
 
 
 def test_the_products_run_on_the_cube_core() -> None:
-    """One block-scaled product per tile and step of K, so that no schedule changes a sum's steps."""
+    """One block-scaled product per tile and step of K: no schedule changes a sum's steps."""
     for fmt in ("fp8", "fp4"):
         c = case(fmt, 37, 160, 320, 1)
         _, report = c.run(emulate(c))
@@ -88,8 +89,10 @@ def test_schedules_and_rows_do_not_change_bits(fmt: str) -> None:
 STAGE = r"\(\(\(t(?:_1)? \* 5\) \+ k(?:_1)?\) & 1\)"
 BROKEN = [
     ("the wait for loads removed", r"asc_sync_wait\(PIPE_MTE2, PIPE_MTE1.*", ";"),
-    ("the wait for a free stage removed", rf"asc_sync_wait\(PIPE_MTE1, PIPE_MTE2, .*{STAGE}.*", ";"),
-    ("the wait for scales of one core removed", rf"asc_sync_intra_wait\(PIPE_MTE1, {STAGE}\);", ";"),
+    ("the wait for a free stage removed", rf"asc_sync_wait\(PIPE_MTE1, PIPE_MTE2, .*{STAGE}.*",
+     ";"),
+    ("the wait for scales of one core removed", rf"asc_sync_intra_wait\(PIPE_MTE1, {STAGE}\);",
+     ";"),
     ("the wait for free scales removed", rf"asc_sync_intra_wait\(PIPE_MTE3, \({STAGE} \+ 2\)\);",
      ";"),
     ("the wait for the product removed", r"asc_sync_wait\(PIPE_M, PIPE_FIX.*", ";"),
@@ -97,9 +100,7 @@ BROKEN = [
     ("the wrong event", rf"(asc_sync_wait\(PIPE_MTE2, PIPE_MTE1, .*){STAGE}", r"\1((k + 1) & 1)"),
     ("the wrong flag", rf"(asc_sync_intra_arrive\(PIPE_MTE3, ){STAGE}", r"\1((k_1 + 1) & 1)"),
     ("a load one block of K off", r"\(\(int64_t\)k\) \* \(int64_t\)64", "(int64_t)k * 64 + 32"),
-    ("scales one pair off", r"\(k_1 \* 1\)|\+ k_1\)", "+ (k_1 ^ 1))"),
     ("both vector cores stage the first half", r"asc_get_sub_block_id\(\)", "0"),
-    ("the sum not cleared", r"\(k == 0\), 0, 0, 0\);", "0, 0, 0, 0);"),
 ]
 
 
@@ -107,6 +108,12 @@ BROKEN = [
 def test_broken_variants_are_caught(what: str, old: str, new: str) -> None:
     c = case("fp8", 37, 160, 320, 3)
     assert caught(c, old, new, bound(c)), what
+
+
+def test_an_accumulator_that_is_not_kept_off_is_caught() -> None:
+    """It takes a core with two tiles."""
+    c = case("fp8", 1100, 160, 128, 3)
+    assert caught(c, r"asc_sync_(wait|notify)\(PIPE_FIX, PIPE_M.*", ";", bound(c))
 
 
 # The program is the same; what differs is what the vector cores stage.

@@ -1,6 +1,9 @@
 """Mutation campaigns over the generated text of the ascend950 kernels.
 
-A survivor is either equivalent on the shape run, or a hole of the emulator.
+A survivor is either equivalent on the shape run, or a hole of the emulator. When the kernels were
+written all mutants were noticed (norm_quant 47, rope_window_write 51, topk 30, linear_fp8 85,
+linear_fp4 103, sparse_attention 203) but for three whose change says nothing: a gap after the only
+burst of a copy.
 """
 
 from __future__ import annotations
@@ -46,4 +49,4 @@ def test_most_mutants_are_noticed(name: str) -> None:
     run = found.outcomes.total() - found.outcomes["does not compile"]
     survivors = "\n".join(f"{m.kind}, line {m.line}: {m.was}" for m in found.survivors)
     print(f"{name}: {dict(found.outcomes)}\n{survivors}")
-    assert len(found.survivors) <= run // 4, survivors
+    assert len(found.survivors) <= run // 20, survivors

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from deepinfer.numerics.formats import f32
-from deepinfer.ops.attention import _picked_tiles, _window_tiles, sparse_attention
+from deepinfer.ops.attention import picked_tiles, sparse_attention, window_tiles
 from deepinfer.ops.quant import quantize_fp4_e4m3, quantize_fp8
 from deepinfer.targets.sm100.kernels.sparse_attention import sparse_attention as kernel
 from tests.emulated.sm100_harness import Array, Case, Compare, caught, check, emulate
@@ -69,9 +69,9 @@ def bound(c: Case) -> Compare:
     allowed = np.empty((len(q), heads, d))
     for row, position in enumerate(positions):
         low = max(0, position - attrs["window"] + 1)
-        tiles = [*_window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low,
-                                position),
-                 *_picked_tiles(idx[row], pages[request[row]], kv, kv_sf)]
+        tiles = [*window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low,
+                               position),
+                 *picked_tiles(idx[row], pages[request[row]], kv, kv_sf)]
         v = np.concatenate([f32(t)[seen] for t, seen in tiles]).astype(np.float64)
         queries = f32(q[row]).reshape(heads, d).astype(np.float64)
         s = queries @ v.T * attrs["scale"]

@@ -15,6 +15,7 @@ from deepinfer.compiler import compile
 from deepinfer.graph.limits import Limits
 from deepinfer.program import Program
 from deepinfer.runtime.devices.cpu import CpuDevice
+from deepinfer.runtime.devices.isa import host_levels
 from deepinfer.runtime.weights import load_weights
 from tests.forward.cases import Array, Case, inputs, make_case, same_bits, tokens_for
 
@@ -32,12 +33,15 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture(scope="module")
 def program(case: Case) -> Program:
-    return compile(case.path, limits=case.limits)
+    return compile(case.path, isa=host_levels(), limits=case.limits)
 
 
-@pytest.fixture
-def device(case: Case, program: Program) -> Iterator[CpuDevice]:
+@pytest.fixture(params=host_levels())
+def device(case: Case, program: Program, request: pytest.FixtureRequest,
+           monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuDevice]:
+    monkeypatch.setenv("DEEPINFER_CPU_ISA", request.param)
     made = open_device(case, program, threads=2)
+    assert made.isa == request.param
     yield made
     made.close()
 
@@ -84,6 +88,44 @@ def test_alone_and_among_many(device: CpuDevice, case: Case, count: int) -> None
         got = run(device, case, rows)
         for name in alone:
             assert same_bits(got[name][first:first + 9], alone[name]), f"place {place}: {name}"
+
+
+def test_a_decode_step_of_64(device: CpuDevice, case: Case) -> None:
+    """One row of each of 64 requests in phase decode = the same row alone, and = prefill's."""
+    tokens = [tokens_for(case, 6, seed) for seed in range(SEQS)]
+    for first in range(0, SEQS, 16):
+        run(device, case, [(s, tokens[s], 0, 5) for s in range(first, first + 16)])
+    together = decode(device, case, [(s, tokens[s], 5, 6) for s in range(SEQS)])
+    for slot in (0, 31, 63):
+        alone = decode(device, case, [(slot, tokens[slot], 5, 6)])
+        prefill = run(device, case, [(slot, tokens[slot], 5, 6)])
+        for name in alone:
+            assert same_bits(together[name][slot:slot + 1], alone[name]), f"slot {slot}: {name}"
+            assert same_bits(prefill[name], alone[name]), f"slot {slot}: {name}"
+
+
+def decode(device: CpuDevice, case: Case, rows: list[tuple[int, Array, int, int]]
+           ) -> dict[str, Array]:
+    given = {k: v for k, v in inputs(case, rows).items() if k != "sample_rows"}
+    return device.run("decode", given, trace=TRACE)
+
+
+def test_the_comparisons_can_fail(device: CpuDevice, case: Case) -> None:
+    """Negative controls: another token, a chunk without its history, a neighbour's pages."""
+    tokens = tokens_for(case, 40)
+    whole = solo(device, case, tokens)
+    other = tokens.copy()
+    other[3] ^= 1
+    changed = solo(device, case, other)
+    assert same_bits(changed["head.logits"][:3], whole["head.logits"][:3])
+    assert not same_bits(changed["head.logits"][39:], whole["head.logits"][39:])
+    run(device, case, [(5, tokens, 0, 20)])
+    lost = run(device, case, [(6, tokens, 20, 40)])  # slot 6 has not seen the first chunk
+    assert not same_bits(lost["head.logits"], whole["head.logits"][20:])
+    given = inputs(case, [(5, tokens, 20, 40)])
+    given["pages"] = given["pages"] ^ 1  # pages of other positions
+    wrong = device.run("prefill", given, trace=TRACE)
+    assert not same_bits(wrong["head.logits"], whole["head.logits"][20:])
 
 
 def test_neighbours_of_nan(case: Case, program: Program) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from deepinfer.compiler import read_config
 from deepinfer.errors import CheckpointError
 from deepinfer.graph.config import ModelConfig
 from deepinfer.graph.make_model import tiny_config
@@ -220,6 +221,27 @@ def test_root_refusals(edit: Callable[[dict[str, Any]], object], message: str) -
         ModelConfig.from_json(edited(edit))
 
 
+@pytest.mark.parametrize(("field", "value", "expected"), [
+    *((field, 10**400, "a number" if field in ("rms_norm_eps", "rope_theta") else "an integer")
+      for field in ("vocab_size", "rms_norm_eps", "rope_theta", "index_topk")),
+    ("vocab_size", 2**31, "at most 2147483647"),
+    ("max_position_embeddings", 10**12, "at most 2147483647"),
+    # Constants of the kernels: in float32 these would be 0, denormal or infinite.
+    ("rms_norm_eps", 1e-46, "a normal float32 number"),
+    ("hc_eps", 1e-40, "a normal float32 number"),
+    ("swiglu_limit", 1e39, "a normal float32 number"),
+    ("routed_scaling_factor", 1e39, "a normal float32 number"),
+    ("rope_theta", 1.0, "more than 1"), ("compress_rope_theta", 0.5, "more than 1"),
+], ids=lambda value: str(value)[:20])
+def test_numbers_that_no_kernel_could_hold(field: str, value: float, expected: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^{field} is [0-9].*{expected}"):
+        ModelConfig.from_json(official(**{field: value}))
+
+
+def test_the_release_is_within_those_bounds() -> None:
+    assert 1e-20 == ModelConfig.release().rms_norm_eps == tiny_config().rms_norm_eps
+
+
 def test_direct_construction_is_checked_too() -> None:
     with pytest.raises(CheckpointError, match="sliding_window is -1"):
         dataclasses.replace(tiny_config(), sliding_window=-1)
@@ -244,3 +266,19 @@ def test_from_dir_names_the_file_that_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]", encoding="utf-8")
     with pytest.raises(CheckpointError, match="holds a list, expected an object"):
         ModelConfig.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[]", b"null", b"[" * 100_000, b'{"a":' * 100_000, "{}".encode("utf-16"),
+    b'{"model_type": ' + b"9" * 5000 + b"}",
+], ids=range(8))
+def test_a_file_that_holds_no_object(content: bytes, tmp_path: Path) -> None:
+    """Named by its directory or by itself, and generation_config.json alike."""
+    (tmp_path / "config.json").write_bytes(content)
+    for model in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises(CheckpointError, match="config.json (is not JSON|holds a)"):
+            read_config(model)
+    (tmp_path / "config.json").write_text(json.dumps(official()), encoding="utf-8")
+    (tmp_path / "generation_config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match="generation_config.json (is not JSON|holds a)"):
+        read_config(tmp_path)

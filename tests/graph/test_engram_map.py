@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from deepinfer.checkpoint.token_map import compression_map, engram_normalizer, token_map_for
@@ -19,10 +20,8 @@ from deepinfer.numerics.engram import (
     EngramHash,
     column_primes,
     engram_hash,
-    hash_constants,
     hash_multipliers,
     is_prime,
-    lookback,
 )
 
 # Spec §2.10 and §8: rows of compressed ids at position p, (layer, p) -> rows.
@@ -50,9 +49,14 @@ def constants(layer: int, release: bool) -> EngramHash:
     layers, vocab = ((1, 14), 99092) if release else ((1, 4), 512)
     size, heads = (16_000_000, 8) if release else (101, 2)
     primes = column_primes(2, table_size=size, max_ngram=4, heads=heads)
-    return hash_constants(
-        layer, primes[layers.index(layer)], compressed_vocab=vocab, max_ngram=4, pad=2
-    )
+    multipliers = hash_multipliers(layer, compressed_vocab=vocab, max_ngram=4)
+    return EngramHash(multipliers, primes[layers.index(layer)], pad=2)
+
+
+def lookback(classes: list[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Each position with its three predecessors, newest first, and which of them do not exist."""
+    positions = np.arange(len(classes))[:, None] - np.arange(4)
+    return np.where(positions < 0, 0, np.array(classes)[positions]), positions < 0
 
 
 def test_primes_are_those_of_the_release() -> None:
@@ -95,7 +99,7 @@ def test_multipliers_are_golden() -> None:
 @pytest.mark.parametrize("release", [True, False])
 def test_hash_rows_are_golden(release: bool) -> None:
     rows = RELEASE_ROWS if release else TINY_ROWS
-    ids, blocked = lookback(np.array(RELEASE_IDS if release else TINY_IDS), 4)
+    ids, blocked = lookback(RELEASE_IDS if release else TINY_IDS)
     for (layer, position), text in rows.items():
         got = engram_hash(ids, blocked, constants(layer, release))
         assert got[position].tolist() == [int(row) for row in text.split(",")]
@@ -112,13 +116,14 @@ def test_blocked_position_blocks_all_older_ones() -> None:
 
 
 def test_hash_of_a_row_does_not_depend_on_the_batch() -> None:
-    ids, blocked = lookback(np.arange(40) * 12 % 511, 4)
+    ids, blocked = lookback([n * 12 % 511 for n in range(40)])
     layer = constants(4, release=False)
     whole = engram_hash(ids, blocked, layer)
     for row in range(40):
         alone = engram_hash(ids[row : row + 1], blocked[row : row + 1], layer)
         assert (alone[0] == whole[row]).all()
-    assert (whole < layer.num_rows).all() and (whole >= np.array(layer.offsets)).all()
+    ends = np.array(layer.offsets) + layer.primes
+    assert (whole < ends).all() and (whole >= np.array(layer.offsets)).all()
 
 
 def test_normalizer_follows_the_pinned_rules() -> None:

@@ -15,10 +15,12 @@ from deepinfer.checkpoint.token_map import token_map_for
 from deepinfer.errors import CheckpointError
 from deepinfer.graph.byte_tokenizer import BOS, EOS, MIN_VOCAB, PAD, byte_level_tokenizer
 from deepinfer.graph.config import ModelConfig
-from deepinfer.graph.derived import map_sizes
+from deepinfer.graph.derived import map_sizes, weight_sources
 from deepinfer.graph.make_model import make_model, mini_config, tiny_config, write_random_model
 from deepinfer.graph.random_weights import random_tensor
 from deepinfer.graph.weights import SAFETENSORS_TAG, checkpoint_tensors, weight_table
+from deepinfer.ir.types import E2M1, Kind, TensorType, Value
+from deepinfer.runtime.weights import load_weights
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +188,31 @@ def test_mini_has_the_tiny_layer_roles_and_half_a_gigabyte() -> None:
     item = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1}
     total = sum(int(np.prod(shape)) * item[tag] for _, tag, shape in checkpoint_tensors(cfg))
     assert 350e6 < total < 550e6
+
+
+def test_one_expert_alone_is_stacked_too(tmp_path: Path) -> None:
+    """A layer with a single routed expert: one tensor per matrix, without an axis for experts."""
+    cfg = tiny_config(n_routed_experts=1, num_experts_per_tok=1, dspark_n_routed_experts=1,
+                      dspark_num_experts_per_tok=1, vocab_size=300, dspark_noise_token_id=299,
+                      engram_layer_ids=(), engram_num_embeddings=())
+    write_random_model(cfg, tmp_path, 1)
+    (decl,) = (d for d in weight_table(cfg) if d.value == "mtp.0.ffn.experts.w1.weight")
+    assert (decl.shape, decl.tensor_shape) == ((1, 64, 128), (64, 64))
+    with CheckpointReader(tmp_path) as reader:
+        assert reader.info("layers.3.ffn.experts.0.w1.weight").shape == (64, 64)
+    value = Value(decl.value, TensorType(decl.shape, E2M1), Kind.WEIGHT)
+    assert load_weights(weight_sources(cfg, [value]), tmp_path)[decl.value].shape == (1, 64, 64)
+
+
+def test_a_refused_model_leaves_the_one_that_is_there(tmp_path: Path) -> None:
+    """Weights in the way: config.json and tokenizer.json still belong to them."""
+    (tmp_path / "model-00001-of-00001.safetensors").write_bytes(b"weights")
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(CheckpointError, match="already holds weights"):
+        make_model("tiny", tmp_path, 0)
+    assert {f.read_bytes() for f in tmp_path.iterdir()} == {b"weights", b"mine"}
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_misuse_is_explained(tmp_path: Path) -> None:

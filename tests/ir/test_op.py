@@ -28,8 +28,9 @@ def test_declaration():
     made = declare(probe)
     assert (made.name, made.required, dict(made.defaults)) == ("probe", frozenset(), {"k": 1})
     assert np.array_equal(made(X, k=3), 3 * X)
-    with pytest.raises(IRError, match="op 'probe' is declared twice"):
+    with pytest.raises(IRError, match="op 'probe' is declared twice") as caught:
         declare(probe)
+    assert caught.value.where == f"{__name__} and {__name__}"
 
 
 def test_declaration_refuses():

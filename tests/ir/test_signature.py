@@ -35,7 +35,7 @@ def test_parse_every_form():
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("x:f32[N]", "has no '->'"),
+    ("x:f32[N]", "no '->' was found"),
     ("x f32[N] -> y:f32[N]", "cannot read 'x f32"),
     ("x:f32[N] y:f32[N] -> z:f32[N]", "cannot read"),
     ("X:f32[N] -> y:f32[N]", "cannot read 'X:"),
@@ -52,8 +52,9 @@ def test_parse_every_form():
     ("x:f32[N] -> y:t[N]", r"no operand determines \['t'\]"),
 ])
 def test_parse_refuses(text, message):
-    with pytest.raises(IRError, match=message):
+    with pytest.raises(IRError, match=message) as caught:
         parse_signature(text)
+    assert caught.value.where == f"signature '{text}'"
 
 
 @pytest.mark.parametrize(("signature", "given", "attrs", "expected"), [

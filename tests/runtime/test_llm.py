@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -196,6 +199,78 @@ def test_what_does_not_fit_the_program(tiny, compiled, tmp_path):
         LLM(tiny, program=compiled, target="sm100")
     with pytest.raises(RequestError, match="cache_bytes is 10, expected at least"):
         LLM(tiny, program=compiled, cache_bytes=10)
+
+
+@pytest.mark.parametrize(("setting", "message"), [
+    ({"max_num_seqs": 0}, "max_num_seqs is 0, expected an int >= 1"),
+    ({"max_num_seqs": True}, "max_num_seqs is True"),
+    ({"max_model_len": "9"}, "max_model_len is '9'"),
+    ({"max_num_batched_tokens": -1}, "max_num_batched_tokens is -1"),
+    ({"prefill_chunk": 0}, "prefill_chunk is 0"), ({"cache_bytes": 1.5}, "cache_bytes is 1.5"),
+    ({"num_threads": 0}, "num_threads is 0"), ({"num_threads": "2"}, "num_threads is '2'"),
+    ({"num_threads": 10**9}, "num_threads is 1000000000, expected an int in 1..4096"),
+])
+def test_settings_that_cannot_be(tiny, compiled, setting, message):
+    """With a Program too: no slots, say, would let requests wait for ever."""
+    with pytest.raises((RequestError, TargetError), match=message):
+        LLM(tiny, program=compiled, **setting)
+
+
+def test_rows_for_all_requests_are_asked_for_before_compiling(tiny, monkeypatch):
+    monkeypatch.setattr("deepinfer.llm.compile", lambda *args, **named: pytest.fail("compiled"))
+    with pytest.raises(RequestError, match="max_num_batched_tokens is 8, expected at least"):
+        LLM(tiny, max_num_batched_tokens=8)
+
+
+def test_threads_of_the_caller_take_turns(llm, logits, solo):
+    prompts, params = zip(*requests(), strict=True)
+    got = {}
+
+    def call(i: int) -> None:
+        got[i] = [llm.generate(list(prompts), list(params)), llm.score(IDS)]
+
+    callers = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert len(got) == 3
+    for outputs, scored in got.values():
+        assert [comparable(x) for x in outputs] == [comparable(x) for x in solo]
+        assert same(scored, logits)
+
+
+def test_a_fork_computes_on(llm, logits):
+    """The pool's threads stay with the parent: the child needs its own, and must not wait for the
+    parent's when it closes."""
+    assert llm.engine.device.num_threads == 2
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # a child that hangs is killed, and seen
+        right = same(llm.score(IDS), logits)
+        llm.engine.device.close()
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert same(llm.score(IDS), logits)
+
+
+def test_a_request_of_the_engine_does_not_end_anothers_call(llm):
+    alone = llm.generate([IDS[:5], IDS[:9]], SamplingParams(max_tokens=6, ignore_eos=True))
+    llm.engine.add_request(IDS[:3], SamplingParams(max_tokens=2, ignore_eos=True))
+    both = llm.generate([IDS[:5], IDS[:9]], SamplingParams(max_tokens=6, ignore_eos=True))
+    assert [x.token_ids for x in both] == [x.token_ids for x in alone]
+    assert not llm.engine.has_unfinished()
+
+
+@pytest.mark.parametrize("chunk", [0, -1, True, 1.5, "2", 10**9])
+def test_bad_chunks(llm, chunk):
+    with pytest.raises(RequestError, match="chunk is"):
+        llm.score(IDS, chunk)
+
+
+def test_a_number_is_no_prompt(llm):
+    with pytest.raises(RequestError, match="expected a text or a list of token ids"):
+        llm.generate(np.array(5))
 
 
 def test_few_pages_make_requests_wait_and_change_nothing(tiny, compiled, llm, solo):

@@ -31,14 +31,23 @@ def test_defaults():
         ("min_tokens", -1), ("min_tokens", 17), ("logprobs", -1), ("logprobs", 21),
         ("logprobs", True), ("stop", ""), ("stop", ["a", ""]), ("stop", 3), ("stop", b"a"),
         ("stop_token_ids", [-1]), ("stop_token_ids", ["a"]), ("stop_token_ids", 5),
-        ("ignore_eos", 1),
+        ("ignore_eos", 1), ("temperature", 10**400), ("top_p", 10**400), ("min_p", -(10**400)),
     ],
 )
 def test_a_wrong_field_is_named(field, value):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{field: value})
-    assert caught.value.what.startswith(f"{field} is {value!r}, expected ")
+    shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+    assert caught.value.what.startswith(f"{field} is {shown}, expected ")
     assert caught.value.where == "SamplingParams"
+
+
+def test_an_int_too_long_to_print():
+    """Python's repr refuses ints of more than 4300 digits."""
+    with pytest.raises(RequestError, match="seed is an int too long to show, expected an int in 0"):
+        SamplingParams(seed=10**5000)
+    with pytest.raises(RequestError, match="token id an int too long to show is outside"):
+        check_prompt([10**5000], 10, 5)
 
 
 def test_an_unknown_field_names_the_nearest():

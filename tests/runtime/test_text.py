@@ -46,6 +46,17 @@ def test_a_character_over_three_tokens():
     assert stream(TEXT, ids_of("€".encode()[2:])) == ["\ufffd", ""]
 
 
+def test_a_prompt_is_neither_cut_nor_padded():
+    """A tokenizer.json may hold the truncation and padding of its training."""
+    tokenizer = byte_level_tokenizer(512)
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=50)
+    assert len(tokenizer.encode("a" * 40).ids) == 50
+    text = Text(Tokenizer.from_str(tokenizer.to_str()), bos=0)
+    assert text.encode("a, b, c " * 20) == TEXT.encode("a, b, c " * 20)
+    assert text.encode("a") == TEXT.encode("a")
+
+
 def test_special_tokens_have_no_text():
     mark, role = TEXT.tokenizer.token_to_id("<think>"), TEXT.tokenizer.token_to_id("<｜User｜>")
     assert stream(TEXT, [0, role, *ids_of(b"a"), mark, 1]) == ["", "", "a", "<think>", "", ""]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from threading import Barrier
 
 import pytest
 import tilelang.language as T
 
 from deepinfer.codegen.emit import lower_graph, lower_kernels, plan_phase
+from deepinfer.codegen.select import instances
 from deepinfer.errors import NoKernelError, TargetError, ToolchainError
 from deepinfer.ir import Builder, Sym, TensorType
 from deepinfer.ir.types import BF16, E4M3, UE8M0
@@ -43,7 +46,7 @@ TENSOR = {"linear_fp8": "UTCQMMA", "linear_fp4": "UTCQMMA", "sparse_attention": 
 @cache
 def lowered(name: str, schedule: Schedule | None = None) -> LoweredKernel:
     kernel, spec = spec_of(name, schedule)
-    return lower(kernel.build(spec), name)
+    return lower(kernel.program(spec), name)
 
 
 def statuses(kernel: LoweredKernel) -> dict[str, str]:
@@ -128,8 +131,8 @@ def test_tensor_memory_that_is_not_freed_is_refused() -> None:
 def test_gates_on_a_cubin() -> None:
     kernel = lowered("linear_fp8")
     assert {g.status for g in check_cubin(kernel, None)} == {NOT_CHECKED}
-    assert {g.status for g in check_resources(Cubin(b"", 255, 0, 0))} == {PASSED}
-    assert {g.status for g in check_resources(Cubin(b"", 256, 8, 0))} == {FAILED}
+    assert {g.status for g in check_resources(Cubin(b"", 255, 0))} == {PASSED}
+    assert {g.status for g in check_resources(Cubin(b"", 256, 8))} == {FAILED}
     assert check_sass(kernel, None).status == NOT_CHECKED
     assert check_sass(kernel, "UTCQMMA gdesc[UR4] ;").status == PASSED
     assert check_sass(kernel, "HMMA.16816.F32.BF16 R4 ;").status == FAILED
@@ -158,6 +161,32 @@ def test_build_writes_source_launch_data_and_gates(monkeypatch: pytest.MonkeyPat
     assert ["no spills", NOT_CHECKED, "no nvcc"] in described["gates"]
 
 
+def test_sources_alone_start_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "find", lambda tool: tool)
+    monkeypatch.setattr(building, "compile_cubin", None)  # calling it would fail
+    files = building.build({}, {"norm_quant": lowered("norm_quant")}, {}, cache=CACHE,
+                           binaries=False)
+    gates = json.loads(files["src/norm_quant.json"])["gates"]
+    assert ["no spills", NOT_CHECKED, "only sources were asked for"] in gates
+    with pytest.raises(TypeError):
+        building.build({}, {"norm_quant": lowered("norm_quant")}, {}, cache=CACHE)
+
+
+def test_cubins_are_made_by_several_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    meet, kernel = Barrier(2, timeout=30), lowered("norm_quant")
+
+    def made(kernel: LoweredKernel, cache: Path) -> Cubin:
+        meet.wait()  # passes only if two are here at once
+        return Cubin(kernel.symbol.encode(), 10, 0)
+
+    monkeypatch.setattr(building, "find", lambda tool: tool)
+    monkeypatch.setattr(building, "compile_cubin", made)
+    monkeypatch.setattr("deepinfer.targets.sm100.gates.disassemble", lambda cubin: None)
+    kernels = {name: replace(kernel, symbol=name) for name in ("a", "b")}
+    files = building.build({}, kernels, {}, cache=CACHE, jobs=2)
+    assert (files["bin/a.cubin"], files["bin/b.cubin"]) == (b"a", b"b")
+
+
 def test_a_graph_goes_through_the_same_passes_selection_and_build_as_cpu(
         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "find", lambda tool: None)
@@ -169,8 +198,8 @@ def test_a_graph_goes_through_the_same_passes_selection_and_build_as_cpu(
         graph = lower_graph(b.graph([y]), TARGET)
     assert [n.op.name for n in graph.nodes] == ["norm_quant", "linear_fp8"]
     plan = plan_phase(graph, TARGET)
-    kernels = lower_kernels([plan], TARGET,
-                            lambda i: TARGET.lower(i.kernel.build(i.spec), i.symbol))
+    kernels = lower_kernels(instances(plan.launches),
+                            lambda i: TARGET.lower(i.kernel.program(i.spec), i.symbol))
     files = TARGET.build({"part": plan}, kernels, {}, cache=CACHE)
     symbols = [launch.instance.symbol for launch in plan.launches]
     assert sorted(files) == sorted(f"src/{s}.{kind}" for s in symbols for kind in ("cu", "json"))

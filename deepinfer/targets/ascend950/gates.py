@@ -1,7 +1,7 @@
 """Static gates of ascend950 kernels, on the generated text: what TileLang does not check.
 
-Memory is read off the copies and products that the text issues. The gate that needs CANN says
-"skipped: no CANN" where there is none, never "passed".
+Indices are tried for the first values of their variables. The gate that needs CANN says "skipped:
+no CANN" where there is none, never "passed".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deepinfer.errors import TargetError
 from deepinfer.targets.ascend950.facts import FACTS
 from deepinfer.targets.base import LoweredKernel
 
-PASSED, FAILED, SKIPPED = "passed", "failed", "skipped: no CANN"
+PASSED, FAILED, NOT_CHECKED, SKIPPED = "passed", "failed", "not checked", "skipped: no CANN"
 
 # Every name of the C API that our kernels may use: each is known to the emulator and to the tests.
 NAMES = frozenset("""
@@ -37,13 +37,15 @@ _FLAG = re.compile(r"asc_sync_intra_(arrive|wait)\((PIPE_\w+), (.*)\);")
 _GEMM = re.compile(r"ascend_(blockscaled_)?gemm_l1<(\d+), (\d+), (\d+), (\d+),")
 _LAUNCH = re.compile(r"__launch_bounds__\((\d+)\)")
 # An on-chip address that a copy uses: &(((T*)base)[index]), &(base[index]) or (T*)base + (index).
-_ON_CHIP = re.compile(r"__(ubuf|cbuf)__ \w+\*\)\(+(?:&\()?\(*(?:__\1__ (\w+)\*\))?(\w+)\)?(?:\[|\s\+\s)")
+_ON_CHIP = re.compile(r"__(ubuf|cbuf)__ \w+\*\)\(+(?:&\()?\(*(?:__\1__ (\w+)\*\))?(\w+)\)?"
+                      r"(?:\[|\s\+\s)")
 _LOOP = re.compile(r"for \(int32_t (\w+) = 0; \1 < (\d+); ")
 SAMPLES = 8  # values tried of a variable whose range is not known
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.BitAnd: operator.and_, ast.RShift: operator.rshift, ast.LShift: operator.lshift,
 }
+_DECLARED = re.compile(r"__(?:ubuf|cbuf)__ (\w+) \*(\w+) = ")
 _SIZES = {"bfloat16_t": 2, "uint16_t": 2, "int32_t": 4, "uint32_t": 4, "float": 4}
 
 
@@ -62,9 +64,8 @@ def _gate(name: str, ok: bool, detail: str) -> Gate:
 
 def check_text(lowered: LoweredKernel) -> tuple[Gate, ...]:
     """Gates on the generated text: capacities, shapes, events, flags, threads, names."""
-    return (*_capacities(lowered), _shapes(lowered.text), _alignment(lowered.text), _events(lowered.text),
-            _flags(lowered.text), _balance(lowered.text), _threads(lowered.text),
-            _names(lowered.text))
+    checks = (_shapes, _alignment, _events, _flags, _balance, _threads, _names)
+    return (*_capacities(lowered), *(check(lowered.text) for check in checks))
 
 
 def _capacities(lowered: LoweredKernel) -> list[Gate]:
@@ -76,6 +77,8 @@ def _capacities(lowered: LoweredKernel) -> list[Gate]:
             used[space] = max(used[space], 2 * int(rows) * int(k) * bytes_)
     limits = {space: int(FACTS[f"{space}_bytes"].value)
               for space in ("ub", "l1", "l0a", "l0b", "l0c")}
+    if "__simt_vf__" in lowered.text:
+        limits["ub"] = int(FACTS["simt_ub_bytes"].value)
     return [_gate(space.upper(), used[space] <= limit, f"{used[space]} bytes, at most {limit}")
             for space, limit in limits.items()]
 
@@ -90,12 +93,14 @@ def _shapes(text: str) -> Gate:
 def _alignment(text: str) -> Gate:
     """Copies start at whole units of UB and L1, in every stage and on both vector cores."""
     odd, loops = [], _loops(text)
+    declared = {name: ctype for ctype, name in _DECLARED.findall(text)}
     for line in text.splitlines():
         if "asc_copy_" not in line and "asc_fill_l1" not in line:
             continue
         for found in _ON_CHIP.finditer(line):
             space = {"ubuf": "ub", "cbuf": "l1"}[found[1]]
-            index, size = _operand(line, found.end()), _SIZES.get(found[2] or "uint8_t", 1)
+            index = _operand(line, found.end())
+            size = _SIZES.get(found[2] or declared.get(found[3], ""), 1)
             unit = int(FACTS[f"{space}_align"].value)
             if any(at * size % unit for at in _values(index, loops)):
                 odd.append(f"{space}+{index}")

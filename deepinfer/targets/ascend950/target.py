@@ -10,7 +10,7 @@ from __future__ import annotations
 from deepinfer.passes.drop_dead import drop_dead
 from deepinfer.passes.fuse_norm_quant import fuse_norm_quant
 from deepinfer.passes.fuse_rope_window_write import fuse_rope_window_write
-from deepinfer.targets.ascend950.build import build, versions
+from deepinfer.targets.ascend950.build import build, is_built, versions
 from deepinfer.targets.ascend950.facts import FACTS
 from deepinfer.targets.ascend950.lower import lower
 from deepinfer.targets.base import KernelTable, Pass, Target
@@ -41,4 +41,5 @@ TARGET = Target(
     lower=lower,
     build=build,
     versions=versions,
+    is_built=is_built,
 )

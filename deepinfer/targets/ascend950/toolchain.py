@@ -41,6 +41,12 @@ def bisheng_version() -> str:
     return done.stdout.splitlines()[0]
 
 
+def object_path(lowered: LoweredKernel, cache_dir: Path) -> Path:
+    """Where ``compile_object`` keeps this kernel's object, named by all that shapes its bytes."""
+    key = hashlib.sha256("\0".join((bisheng_version(), *FLAGS, lowered.text)).encode()).hexdigest()
+    return cache_dir / f"{key}.o"
+
+
 def compile_object(lowered: LoweredKernel, cache_dir: Path) -> bytes:
     """Compile one kernel; results are kept by content in ``cache_dir``.
 
@@ -51,9 +57,8 @@ def compile_object(lowered: LoweredKernel, cache_dir: Path) -> bytes:
     if bisheng is None:
         raise ToolchainError("bisheng is not found on PATH or under $BISHENG_HOME",
                              where="ascend950 target", next="install CANN 9.2, or emit source")
-    key = hashlib.sha256("\0".join((bisheng_version(), *FLAGS, lowered.text)).encode()).hexdigest()
     cache_dir.mkdir(parents=True, exist_ok=True)
-    made = cache_dir / f"{key}.o"
+    made = object_path(lowered, cache_dir)
     if not made.exists():
         include = f"-I{Path(load().__file__).parent / 'src'}"
         with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:

@@ -18,13 +18,14 @@ from deepinfer.targets.cpu.toolchain import (
 
 def build(phases: Mapping[str, PhaseLike], kernels: Mapping[str, LoweredKernel],
           specs: Mapping[str, Spec], *, isa: Sequence[str], abi: int, cache: Path,
-          jobs: int | None = None) -> dict[str, bytes]:
+          jobs: int | None = None, binaries: bool = True) -> dict[str, bytes]:
     """Sources and binaries by path inside the Program.
 
     Args:
         phases: planned phases by name. kernels, specs: by symbol.
         isa: levels to build, each a key of ISA_FLAGS. abi: what ``deepinfer_abi`` answers.
         cache: directory of objects, kept by content. jobs: compilers at once.
+        binaries: False makes sources only.
 
     Raises:
         ToolchainError: no compiler, or it failed.
@@ -33,7 +34,7 @@ def build(phases: Mapping[str, PhaseLike], kernels: Mapping[str, LoweredKernel],
     sources["step"] = step_text(dict(phases), abi)
     files = {f"src/{name}.cc": text.encode() for name, text in sources.items()}
     files |= {f"src/micro/{p.name}": p.read_bytes() for p in sorted(MICRO.iterdir())}
-    for level in isa:
+    for level in isa if binaries else ():
         with tempfile.TemporaryDirectory() as scratch:
             library = Path(scratch) / f"{level}.so"
             compile_library(sources, level, library, cache, jobs)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,10 @@ MICRO = Path(__file__).parent / "micro"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing",
          "-fno-trapping-math", "-fno-math-errno", "-fvisibility=hidden", "-w", "-g0",
          "-fno-ident", "-pthread")
+
+# No build id: it would differ from build to build. -z defs: a symbol that nothing defines is an
+# error at link time, not when the library is loaded. Both are options of GNU-like linkers.
+LINK_FLAGS = ("-Wl,--build-id=none", "-Wl,-z,defs") if sys.platform == "linux" else ()
 
 # Flags by ISA level, lowest first; -march=native never, so that Programs are reproducible.
 ISA_FLAGS: Mapping[str, tuple[str, ...]] = {
@@ -112,8 +117,9 @@ def compile_library(sources: Mapping[str, str], isa: str, out: Path, cache_dir: 
                     jobs: int | None = None) -> None:
     """Compile each source (name -> text) and the micro-kernels, and link them into ``out``.
 
-    Objects are cached by content in ``cache_dir``; both they and the library appear by atomic
-    rename, so an interrupted build leaves nothing half-made.
+    Objects are cached by content in ``cache_dir``, each with its sha256, so that one damaged later
+    is made anew; both they and the library appear by atomic rename, so an interrupted build leaves
+    nothing half-made.
 
     Raises:
         ToolchainError: the compiler failed; holds its last lines.
@@ -126,24 +132,36 @@ def compile_library(sources: Mapping[str, str], isa: str, out: Path, cache_dir: 
         name, text = item
         key = hashlib.sha256(f"{salt}\0{text}".encode()).hexdigest()
         target = cache_dir / f"{key}.o"
-        if not target.exists():
+        if not _is_whole(target):
             with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
                 # A fixed relative name keeps the paths of this machine out of the object.
-                (Path(scratch) / "kernel.cc").write_text(text)
+                (Path(scratch) / "kernel.cc").write_text(text, encoding="utf-8")
                 _run([compiler(), *FLAGS, *ISA_FLAGS[isa], f"-I{MICRO}", "-include",
                       str(MICRO / "prelude.h"), "-c", "kernel.cc", "-o", "kernel.o"],
                      f"{name} ({isa})", scratch)
+                digest = hashlib.sha256((Path(scratch) / "kernel.o").read_bytes()).hexdigest()
+                (Path(scratch) / "kernel.sha256").write_text(digest)
+                os.replace(Path(scratch) / "kernel.sha256", target.with_suffix(".sha256"))
                 os.replace(Path(scratch) / "kernel.o", target)
         return target
 
-    sources = {**sources, "micro": (MICRO / "micro.cc").read_text()}
+    sources = {**sources, "micro": (MICRO / "micro.cc").read_text(encoding="utf-8")}
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
         objects = list(pool.map(build, sorted(sources.items())))
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         made = Path(scratch) / "lib.so"
-        _run([compiler(), "-shared", "-pthread", "-Wl,--build-id=none", "-o", str(made),
+        _run([compiler(), "-shared", "-pthread", *LINK_FLAGS, "-o", str(made),
               *map(str, objects)], f"link ({isa})", scratch)
         os.replace(made, out)
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether an object is there as it was written."""
+    try:
+        expected = target.with_suffix(".sha256").read_bytes()
+        return hashlib.sha256(target.read_bytes()).hexdigest().encode() == expected
+    except OSError:
+        return False
 
 
 def _run(command: list[str], what: str, cwd: str) -> None:

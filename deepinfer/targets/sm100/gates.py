@@ -59,10 +59,11 @@ def check_text(lowered: LoweredKernel) -> tuple[Gate, ...]:
     )
 
 
-def check_cubin(lowered: LoweredKernel, cubin: Cubin | None) -> tuple[Gate, ...]:
-    """Gates on the compiled kernel; all "not checked" without one."""
+def check_cubin(lowered: LoweredKernel, cubin: Cubin | None, why_not: str = "no nvcc"
+                ) -> tuple[Gate, ...]:
+    """Gates on the compiled kernel; all "not checked" without one, for the reason given."""
     if cubin is None:
-        return tuple(Gate(name, NOT_CHECKED, "no nvcc")
+        return tuple(Gate(name, NOT_CHECKED, why_not)
                      for name in ("registers", "no spills", "tcgen05 in SASS"))
     return (*check_resources(cubin), check_sass(lowered, disassemble(cubin)))
 

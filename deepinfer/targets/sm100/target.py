@@ -10,7 +10,7 @@ from deepinfer.passes.drop_dead import drop_dead
 from deepinfer.passes.fuse_norm_quant import fuse_norm_quant
 from deepinfer.passes.fuse_rope_window_write import fuse_rope_window_write
 from deepinfer.targets.base import KernelTable, Pass, Target
-from deepinfer.targets.sm100.build import build, versions
+from deepinfer.targets.sm100.build import build, is_built, versions
 from deepinfer.targets.sm100.facts import FACTS
 from deepinfer.targets.sm100.lower import lower
 
@@ -40,4 +40,5 @@ TARGET = Target(
     lower=lower,
     build=build,
     versions=versions,
+    is_built=is_built,
 )

@@ -52,13 +52,17 @@ class Cubin:
 
     Args:
         data: the file. registers: per thread. spilled: bytes stored and loaded by spills.
-        static_smem: bytes.
     """
 
     data: bytes
     registers: int
     spilled: int
-    static_smem: int
+
+
+def cubin_path(lowered: LoweredKernel, cache_dir: Path) -> Path:
+    """Where ``compile_cubin`` keeps this kernel's cubin, named by all that shapes its bytes."""
+    key = hashlib.sha256("\0".join((nvcc_version(), *FLAGS, lowered.text)).encode()).hexdigest()
+    return cache_dir / f"{key}.cubin"
 
 
 def compile_cubin(lowered: LoweredKernel, cache_dir: Path) -> Cubin:
@@ -75,9 +79,9 @@ def compile_cubin(lowered: LoweredKernel, cache_dir: Path) -> Cubin:
             next="install CUDA 13 or `pip install nvidia-cuda-nvcc`, or emit source")
     package = Path(load().__file__).parent
     include = (f"-I{package / 'src'}", f"-I{package / '3rdparty' / 'cutlass' / 'include'}")
-    key = hashlib.sha256("\0".join((nvcc_version(), *FLAGS, lowered.text)).encode()).hexdigest()
     cache_dir.mkdir(parents=True, exist_ok=True)
-    made, log = cache_dir / f"{key}.cubin", cache_dir / f"{key}.ptxas"
+    made = cubin_path(lowered, cache_dir)
+    log = made.with_suffix(".ptxas")
     if not (made.exists() and log.exists()):
         with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
             (Path(scratch) / "kernel.cu").write_text(lowered.text)
@@ -93,15 +97,14 @@ def compile_cubin(lowered: LoweredKernel, cache_dir: Path) -> Cubin:
     return Cubin(made.read_bytes(), *_resources(log.read_text(), lowered.symbol))
 
 
-def _resources(log: str, symbol: str) -> tuple[int, int, int]:
-    """(registers, spilled bytes, static shared bytes) that ptxas reports."""
+def _resources(log: str, symbol: str) -> tuple[int, int]:
+    """(registers, spilled bytes) that ptxas reports."""
     registers = re.search(r"Used (\d+) registers", log)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     if registers is None or spills is None:
         raise ToolchainError(f"cannot read ptxas's report:\n{log}", where=f"kernel {symbol}",
                              next="use CUDA 13.0, whose report is known")
-    smem = re.search(r"(\d+) bytes smem", log)
-    return int(registers[1]), int(spills[1]) + int(spills[2]), int(smem[1]) if smem else 0
+    return int(registers[1]), int(spills[1]) + int(spills[2])
 
 
 def disassemble(cubin: Cubin) -> str | None:

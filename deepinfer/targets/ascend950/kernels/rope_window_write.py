@@ -1,4 +1,4 @@
-"""rope_window_write on ascend950: a vector core takes a row; a warp turns and quantises 32 channels.
+"""rope_window_write on ascend950: a vector core takes a row; a warp turns and quantises a block.
 
 Elementwise but for the block maximum, which has no order: the reference's bits.
 """

@@ -10,9 +10,10 @@ The order of tiles and of the sum of P is the op's; sums over channels and keys 
 order. The number of tiles is that of K picks, however many a row has: the cube core cannot count
 them. A tile that no key of a row is in changes nothing (P is +0, the maximum stays).
 
-Flags, from the vector cores: KEYS + stage, P, SCORES_FREE, OUTPUTS_FREE; from the cube core: SCORES,
-OUTPUTS, KEYS_FREE + stage, P_FREE. Every "free" is set once before the loops and waited for once
-after them.
+Flags, from the vector cores: KEYS + stage and P; from the cube core: SCORES, OUTPUTS and
+KEYS_FREE + stage, which is set once before the loops and waited for once after them. No more are
+needed: scores, P and outputs go round in a ring (scores, softmax, P, outputs, sum, next softmax),
+so whoever makes the next one has been told, on the way, that the last one was taken.
 """
 
 import tilelang.ascend.language as T
@@ -28,13 +29,11 @@ from deepinfer.targets.ascend950.dialect import (
     notify,
     wait,
 )
-from deepinfer.targets.ascend950.kernels._macros import count_bits, e2m1, power_of_two
+from deepinfer.targets.ascend950.kernels._gather import HALF, THREADS, TILE, gatherer, pack_picks
 from deepinfer.targets.base import Spec, grid, kernel
 
-TILE, MOST_ROWS, THREADS = 64, 64, 256
-HALF = TILE // 2  # keys of a tile that one vector core gathers
-LOAD = 8  # channels a thread converts at a time
-KEYS, KEYS_FREE, SCORES, SCORES_FREE, P, P_FREE, OUTPUTS, OUTPUTS_FREE = 0, 2, 4, 5, 6, 7, 8, 9
+MOST_HEADS = 64  # of a group
+KEYS, KEYS_FREE, SCORES, P, OUTPUTS = 0, 2, 4, 5, 6
 
 
 @T.macro
@@ -47,30 +46,6 @@ def arrive_both(pipe, flag):
 def await_both(pipe, flag):
     await_(pipe, flag)
     await_(pipe, flag + SECOND)
-
-
-@T.macro
-def pack_picks(lane, idx, row, K, picks, count):
-    """One warp: the entries that are picks, in order, and how many there are."""
-    filled = T.alloc_var("int32")
-    entry = T.alloc_var("int32")
-    taken = T.alloc_var("uint32")
-    bits = T.alloc_local((1,), "uint32")
-    filled = 0
-    for c in T.serial(T.ceildiv(K, WARP)):
-        entry = -1
-        if c * WARP + lane < K:
-            entry = idx[row, c * WARP + lane]
-        taken = T.cast(T.ballot(entry >= 0), "uint32")
-        bits[0] = taken & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1))
-        count_bits(bits)
-        if entry >= 0:
-            picks[filled + T.cast(bits[0], "int32")] = entry
-        bits[0] = taken
-        count_bits(bits)
-        filled = filled + T.cast(bits[0], "int32")
-    if lane == 0:
-        count[0] = filled
 
 
 @T.macro
@@ -100,59 +75,9 @@ def sparse_attention(spec: Spec):
     if D % TILE:
         raise TargetError(f"head_dim = {D}, expected a multiple of {TILE}",
                           where="kernel sparse_attention on ascend950", next="use cpu")
-    heads = min(MOST_ROWS, -(-H // 32) * 32)  # of a group: halves are whole fractals
-    groups, rows, block = -(-H // heads), heads // 2, D // F
-    picked_tiles, per_key = -(-K // TILE), D // LOAD
-
-    @T.macro
-    def gather_tile(u, half, row, s, positions, request, spans, k, k_sf, ring, ring_sf, pages, kv,
-                    kv_sf, picks, count, keys_ub, values_ub):
-        """Keys of tile u as bf16, both ways; keys that the row does not see become zeros."""
-        with T.SimtVF(threads=THREADS):
-            tx = T.get_thread_binding()
-            codes = T.alloc_local((LOAD,), "float8_e4m3fn")
-            factor = T.alloc_local((1,), "float32")
-            converted = T.alloc_local((LOAD,), "bfloat16")
-            position = T.alloc_var("int32")
-            place = T.alloc_var("int32")
-            position = positions[row]
-            low = T.max(position - (window - 1), 0)
-            window_tiles = position // TILE - low // TILE + 1
-            first = spans[request[row], 1]
-            for i in T.serial(HALF * per_key // THREADS):
-                key = (i * THREADS + tx) // per_key
-                c = (i * THREADS + tx) % per_key * LOAD
-                at = (low // TILE + u) * TILE + half * HALF + key  # a position, in a window tile
-                rank = (u - window_tiles) * TILE + half * HALF + key  # in the others
-                for e in T.unroll(LOAD):
-                    converted[e] = T.bfloat16(0)
-                if u < window_tiles:
-                    if T.And(at >= low, at <= position):
-                        if at >= positions[first]:  # older positions are in the ring
-                            place = first + at - positions[first]
-                            for e in T.unroll(LOAD):
-                                codes[e] = k[place, c + e]
-                            power_of_two(factor, k_sf[place, c // block])
-                        else:
-                            place = spans[request[row], 0]
-                            for e in T.unroll(LOAD):
-                                codes[e] = ring[place, at % W, c + e]
-                            power_of_two(factor, ring_sf[place, at % W, c // block])
-                        for e in T.unroll(LOAD):
-                            converted[e] = T.cast(T.cast(codes[e], "float32") * factor[0],
-                                                  "bfloat16")
-                elif rank < count[0]:
-                    place = pages[request[row], picks[rank] // E]
-                    codes[0] = kv_sf[place, picks[rank] % E, c // 16]
-                    factor[0] = T.cast(codes[0], "float32")
-                    for e in T.unroll(LOAD):
-                        nibble = (T.cast(kv[place, picks[rank] % E, c // 2 + e // 2], "int32")
-                                  >> (4 * (e % 2))) & 15
-                        converted[e] = T.cast(e2m1(nibble) * factor[0], "bfloat16")
-                for e in T.unroll(LOAD):
-                    # [channels / 16][keys and one row of padding][16], [keys / 16][channels][16]
-                    keys_ub[(c // 16 * (HALF + 1) + key) * 16 + c % 16 + e] = converted[e]
-                    values_ub[(key // 16 * D + c + e) * 16 + key % 16] = converted[e]
+    heads = min(MOST_HEADS, -(-H // 32) * 32)  # of a group: halves are whole fractals
+    groups, rows, picked_tiles = -(-H // heads), heads // 2, -(-K // TILE)
+    gather_tile = gatherer(D, F, W, E, window)
 
     @T.macro
     def send_keys(half, s, keys_ub, values_ub, k_l1, v_l1):
@@ -225,9 +150,9 @@ def sparse_attention(spec: Spec):
             scores_ub = T.alloc_shared((rows, TILE), "float32")
             outputs_ub = T.alloc_shared((rows, D), "float32")
             sum_ub = T.alloc_shared((rows, D), "float32")
-            out_ub = T.alloc_shared((rows, D), "bfloat16")
             keys_ub = T.alloc_shared(((HALF + 1) * D,), "bfloat16")
             values_ub = T.alloc_shared((HALF * D,), "bfloat16")
+            out_ub = T.view(values_ub, (HALF, D), "bfloat16")  # after the last tile of a row
             p_ub = T.alloc_shared((TILE * (rows + 1),), "bfloat16")
             high_ub = T.alloc_shared((rows,), "float32")
             alpha_ub = T.alloc_shared((rows,), "float32")
@@ -237,11 +162,9 @@ def sparse_attention(spec: Spec):
             units = T.ceildiv(N * groups - core, CUBES)
             with T.Cube():
                 notify("MTE1", "MTE2", 0)
-                for i in T.unroll(2, explicit=True):
-                    notify("FIX", "M", i)
+                notify("M", "MTE1", 2)  # 0 and 1 are TileLang's
                 for i in T.unroll(buffers, explicit=True):
                     arrive_both("MTE1", KEYS_FREE + i)
-                arrive_both("MTE1", P_FREE)
                 for t in T.serial(units):
                     row = (t * CUBES + core) // groups
                     group = (t * CUBES + core) % groups
@@ -255,37 +178,28 @@ def sparse_attention(spec: Spec):
                     for u in T.serial(tiles):
                         s = u % buffers
                         await_both("MTE1", KEYS + s)
-                        wait("FIX", "M", 0)
+                        # The two products cut L0A and L0B into stages of different sizes, so the
+                        # locks of a stage do not keep this one off what the last one still reads.
+                        wait("M", "MTE1", 2)
                         T.gemm(q_l1, k_l1[s, :, :], scores_l0c, transpose_B=True, clear_accum=True)
                         notify("M", "FIX", 0)
                         wait("M", "FIX", 0)
-                        await_both("FIX", SCORES_FREE)
                         T.dual_copy(scores_l0c, scores_ub)
-                        notify("FIX", "M", 0)
                         arrive_both("FIX", SCORES)
                         await_both("MTE1", P)
-                        wait("FIX", "M", 1)
                         T.gemm(p_l1, v_l1[s, :, :], outputs_l0c, transpose_B=True,
                                clear_accum=True)
-                        arrive_both("MTE1", P_FREE)
                         arrive_both("MTE1", KEYS_FREE + s)
+                        notify("M", "MTE1", 2)
                         notify("M", "FIX", 1)
                         wait("M", "FIX", 1)
-                        await_both("FIX", OUTPUTS_FREE)
                         T.dual_copy(outputs_l0c, outputs_ub)
-                        notify("FIX", "M", 1)
                         arrive_both("FIX", OUTPUTS)
                     notify("MTE1", "MTE2", 0)
                 wait("MTE1", "MTE2", 0)
-                for i in T.unroll(2, explicit=True):
-                    wait("FIX", "M", i)
-                await_both("FIX", SCORES_FREE)
-                await_both("FIX", OUTPUTS_FREE)
+                wait("M", "MTE1", 2)
             with T.Vector() as half:
-                arrive("V", SCORES_FREE)
-                arrive("V", OUTPUTS_FREE)
-                for i in T.unroll(3, explicit=True):
-                    notify("MTE3", "V", i)
+                notify("MTE3", "V", 0)
                 for t in T.serial(units):
                     row = (t * CUBES + core) // groups
                     first_head = (t * CUBES + core) % groups * heads + half * rows
@@ -301,30 +215,26 @@ def sparse_attention(spec: Spec):
                             total_ub[tx] = T.float32(0)
                     if buffers == 2:
                         wait("MTE3", "V", 0)
-                        gather_tile(0, half, row, 0, positions, request, spans, k, k_sf, ring,
+                        gather_tile(0, half, row, positions, request, spans, k, k_sf, ring,
                                     ring_sf, pages, kv, kv_sf, picks, count, keys_ub, values_ub)
                         send_keys(half, 0, keys_ub, values_ub, k_l1, v_l1)
                     for u in T.serial(tiles):
                         if u + buffers - 1 < tiles:
                             ahead = u + buffers - 1
                             wait("MTE3", "V", 0)
-                            gather_tile(ahead, half, row, ahead % buffers, positions, request,
-                                        spans, k, k_sf, ring, ring_sf, pages, kv, kv_sf, picks,
-                                        count, keys_ub, values_ub)
+                            gather_tile(ahead, half, row, positions, request, spans, k, k_sf,
+                                        ring, ring_sf, pages, kv, kv_sf, picks, count, keys_ub,
+                                        values_ub)
                             send_keys(half, ahead % buffers, keys_ub, values_ub, k_l1, v_l1)
                         await_("V", SCORES)
-                        wait("MTE3", "V", 1)
                         softmax(u, row, positions, count, scores_ub, p_ub, high_ub, alpha_ub,
                                 total_ub)
-                        arrive("V", SCORES_FREE)
                         notify("V", "MTE3", 1)
                         wait("V", "MTE3", 1)
-                        await_("MTE3", P_FREE)
                         T.ascend_nd2nz_post_copy(T.access_ptr(p_l1[half * rows, 0], "w"),
                                                  T.access_ptr(p_ub[0], "r"), rows, TILE, heads,
                                                  "bfloat16_t")
                         arrive("MTE3", P)
-                        notify("MTE3", "V", 1)
                         await_("V", OUTPUTS)
                         with T.SimtVF(threads=THREADS):
                             tx = T.get_thread_binding()
@@ -334,8 +244,7 @@ def sparse_attention(spec: Spec):
                                     sum_ub[r, c] = outputs_ub[r, c]
                                 else:
                                     sum_ub[r, c] = sum_ub[r, c] * alpha_ub[r] + outputs_ub[r, c]
-                        arrive("V", OUTPUTS_FREE)
-                    wait("MTE3", "V", 2)
+                    wait("MTE3", "V", 0)
                     with T.SimtVF(threads=THREADS):
                         tx = T.get_thread_binding()
                         for i in T.serial(rows * D // THREADS):
@@ -344,14 +253,12 @@ def sparse_attention(spec: Spec):
                             out_ub[r, c] = T.cast(
                                 sum_ub[r, c] / (total_ub[r] + T.exp(logit - high_ub[r])),
                                 "bfloat16")
-                    notify("V", "MTE3", 2)
-                    wait("V", "MTE3", 2)
-                    T.copy(out_ub, o[row, first_head:first_head + rows, 0:D])
-                    notify("MTE3", "V", 2)
-                for i in T.unroll(3, explicit=True):
-                    wait("MTE3", "V", i)
+                    notify("V", "MTE3", 0)
+                    wait("V", "MTE3", 0)
+                    T.copy(out_ub[0:rows, 0:D], o[row, first_head:first_head + rows, 0:D])
+                    notify("MTE3", "V", 0)
+                wait("MTE3", "V", 0)
                 for i in T.unroll(buffers, explicit=True):
                     await_("MTE3", KEYS_FREE + i)
-                await_("MTE3", P_FREE)
 
     return body

@@ -87,7 +87,7 @@ def index_topk(spec: Spec):
              positions: T.Tensor((N,), "int32"), request: T.Tensor((N,), "int32"),
              pages: T.Tensor((R, P), "int32"), keys: T.Tensor((pages_total, E, I // 2), "uint8"),
              keys_sf: T.Tensor((pages_total, E, I // 32), "uint8"),
-             idx: T.Tensor((N, k), "int32"), scratch: T.Tensor((max_entries(spec),), "float32"),
+             idx: T.Tensor((N, k), "int32"), scratch: T.Tensor((P * E,), "float32"),
              lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             row = lo + item

@@ -1,4 +1,7 @@
-"""index_topk_candidates on cpu: an item is a row; scratch holds its scores, then block maxima."""
+"""index_topk_candidates on cpu: an item is a row; scratch holds its scores, then block maxima.
+
+The maxima take the place of scores already read: block b ends at or after entry b.
+"""
 
 import tilelang.language as T
 
@@ -7,16 +10,12 @@ from deepinfer.targets.cpu.dialect import call, const, dims
 from deepinfer.targets.cpu.kernels.index_topk import max_entries, score_macros
 
 
-def scratch_floats(spec: Spec) -> int:
-    return max_entries(spec) + -(-max_entries(spec) // spec.attrs["block"])
-
-
-@kernel("index_topk_candidates", items="N", scratch=lambda spec: 4 * scratch_floats(spec))
+@kernel("index_topk_candidates", items="N", scratch=lambda spec: 4 * max_entries(spec))
 def index_topk_candidates(spec: Spec):
     N, H, I, R, P, E = dims(spec, "N", "H", "I", "R", "P", "E")
     pages_total = dims(spec, "T")
     k, ratio = spec.attrs["k"], spec.attrs["ratio"]
-    block, count, maxima = spec.attrs["block"], spec.attrs["count"], max_entries(spec)
+    block, count = spec.attrs["block"], spec.attrs["count"]
     *_, score_all = score_macros(H, I, E, spec.attrs["scale"])
 
     @T.prim_func
@@ -25,7 +24,7 @@ def index_topk_candidates(spec: Spec):
              pages: T.Tensor((R, P), "int32"), keys: T.Tensor((pages_total, E, I // 2), "uint8"),
              keys_sf: T.Tensor((pages_total, E, I // 32), "uint8"),
              idx: T.Tensor((N, k), "int32"), blocks: T.Tensor((N, count), "int32"),
-             scratch: T.Tensor((scratch_floats(spec),), "float32"), lo: T.int32, hi: T.int32):
+             scratch: T.Tensor((P * E,), "float32"), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             row = lo + item
             reach = T.min((positions[row] + 1) // ratio, P * E)
@@ -39,8 +38,8 @@ def index_topk_candidates(spec: Spec):
                     v = scratch[b * block + j]
                     if T.And(v > top, v < const(float("inf"))):
                         top = v
-                scratch[maxima + b] = top
-            call("di_topk", T.access_ptr(scratch[maxima], "r"), (reach + (block - 1)) // block,
+                scratch[b] = top
+            call("di_topk", T.access_ptr(scratch[0], "r"), (reach + (block - 1)) // block,
                  count, (reach + (block - 1)) // block - 1, T.access_ptr(blocks[row, 0], "w"),
                  type="int32")
 

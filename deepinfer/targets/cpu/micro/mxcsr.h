@@ -15,8 +15,12 @@ enum : uint32_t { DI_MXCSR_DEFAULT = 0x1F80, DI_MXCSR_FLUSH = 0x9FC0 };
 // across it. So a function that switches the mode must be `noinline` and read its operands from
 // memory and store its results to memory between the two calls.
 extern "C" inline __attribute__((always_inline)) uint32_t di_mxcsr_swap(uint32_t value) {
+#if defined(__x86_64__)
   uint32_t old;
   __asm__ volatile("stmxcsr %0" : "=m"(old) : : "memory");
   __asm__ volatile("ldmxcsr %0" : : "m"(value) : "memory");
   return old;
+#else  // the generic level flushes by itself and needs the default mode only
+  return value;
+#endif
 }

@@ -29,7 +29,7 @@ RUNTIME = sorted((HERE / "runtime").glob("*.cpp"))
 HEADERS = sorted((*(HERE / "runtime").glob("*.h"), *(HERE / "device").glob("*.h")))
 _CXX = ("-std=c++20", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w")
 # -fsanitize=thread makes the compiler report every access; its library is never linked.
-_KERNEL_CXX = (*_CXX, "-O0", "-fsanitize=thread")
+_KERNEL_CXX = (*_CXX, "-O0", "-fsanitize=thread", "-fno-exceptions", "-fno-rtti")
 
 # Which of the scalar units and pipes that can go on does: pipes first; scalar units first, so that
 # every operation runs as late as it may; any, at random; the last one, and threads backwards.

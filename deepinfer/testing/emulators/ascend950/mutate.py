@@ -32,7 +32,7 @@ CHANGED: dict[str, tuple[str, str | Callable[[re.Match[str]], str]]] = {
     "pipe": (r"(asc_sync_(?:notify|wait)\()PIPE_MTE3, PIPE_V", r"\1PIPE_MTE2, PIPE_V"),
     "destination": (r"(asc_copy_\w+\(\(__\w+__ \w+\*\)\(\(&\(.*?)\)\]\)", r"\1 + 64)])"),
     "L1 offset": (r"(asc_copy_ub2l1\(\(__cbuf__ void\*\)\(.*?\w+) \+ \(", r"\1 + (512 + "),
-    "source gap": (r"(asc_copy_ub2l1\(.*), 1, (\d+)\);", r"\1, 0, \2);"),
+    "source gap": (r"(asc_copy_ub2l1\(.*, (?:[2-9]|\d\d+), \d+), 1, (\d+)\);", r"\1, 0, \2);"),
     "NZ stride": (r"(asc_set_gm2l1_nz_para\(1, 1, static_cast<uint16_t>\()(\d+)",
                   lambda m: f"{m[1]}{max(1, int(m[2]) // 2)}"),
     "accumulate": (r"\((k\w*) == 0\), 0, 0, 0\);", "0, 0, 0, 0);"),

@@ -11,8 +11,9 @@ enum pipe_t { PIPE_S, PIPE_V, PIPE_M, PIPE_MTE1, PIPE_MTE2, PIPE_MTE3, PIPE_FIX,
 namespace emu {
 
 constexpr int kPipes = 7, kCores = 3;  // cores of a group: one cube core, two vector cores
+// Of UB, 8 KiB are reserved and 32 KiB are the data cache of SIMT functions.
 constexpr size_t kUb = 256 * 1024, kL1 = 512 * 1024, kL0a = 64 * 1024, kL0b = 64 * 1024,
-                 kL0c = 256 * 1024, kUbUsable = 248 * 1024, kScales = 4 * 1024;
+                 kL0c = 256 * 1024, kUbUsable = 216 * 1024, kScales = 4 * 1024;
 
 // Report a violation; `kind` is counted, the first few texts of a kind are kept.
 void report(const char* kind, const char* format, ...) __attribute__((format(printf, 2, 3)));

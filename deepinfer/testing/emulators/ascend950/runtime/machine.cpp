@@ -1,5 +1,8 @@
 // Runs a grid: groups of cores one after the other; inside a group the scalar units and the pipes
 // take turns as the schedule says. Everything is deterministic in (schedule, seed).
+#include <setjmp.h>
+#include <signal.h>
+
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -96,6 +99,12 @@ static Clock take(long key) {
     return clock;
 }
 
+// An event is one bit: whoever sets it twice before it is waited for loses one.
+static void set_event(long key, const Clock& clock) {
+    state.flags[key].push_back(clock);
+    if (state.flags[key].size() > 1) report("event overflow", "event %ld is set already", key & 63);
+}
+
 void issue(pipe_t pipe, const char* name, std::function<void()> run) {
     state.operations[name]++;
     enqueue(pipe, {Kind::work, name, std::move(run), 0, 0, {}});
@@ -110,7 +119,7 @@ void notify(pipe_t source, pipe_t target, int event) {
     long key = key_of(0, state.core, source, target, event);
     if (source == PIPE_S) {
         ++state.cores[state.core].stamps[PIPE_S];
-        state.flags[key].push_back(handed(state.core, PIPE_S));
+        set_event(key, handed(state.core, PIPE_S));
         return;
     }
     enqueue(source, {Kind::notify, "notify", {}, key, 0, {}});
@@ -180,7 +189,7 @@ static void run_operation(int core_id, int pipe) {
     Clock& clock = clock_of(core_id, pipe);
     switch (op.kind) {
         case Kind::work: op.run(); break;
-        case Kind::notify: state.flags[op.key].push_back(handed(core_id, pipe)); break;
+        case Kind::notify: set_event(op.key, handed(core_id, pipe)); break;
         case Kind::arrive:
             state.flags[op.key].push_back(handed(core_id, pipe));
             if (state.flags[op.key].size() > kMaxFlags)
@@ -299,6 +308,41 @@ static void reset_group() {
     }
 }
 
+// ---- addresses that no arena holds: a mutant's index may be anything
+
+static sigjmp_buf run_end;
+static uint8_t signal_stack[1 << 16];
+
+static void wild_address(int) {
+    report("out of bounds", "an address far from every memory");
+    siglongjmp(run_end, 1);  // the fibers' stacks are left as they are
+}
+
+struct SignalGuard {
+    struct sigaction before;
+    stack_t stack_before;
+    SignalGuard() {
+        stack_t stack{signal_stack, 0, sizeof signal_stack};
+        sigaltstack(&stack, &stack_before);
+        struct sigaction action = {};
+        action.sa_handler = wild_address;
+        action.sa_flags = SA_ONSTACK;
+        sigaction(SIGSEGV, &action, &before);
+    }
+    ~SignalGuard() {
+        sigaction(SIGSEGV, &before, nullptr);
+        sigaltstack(&stack_before, nullptr);
+    }
+};
+
+static void run_grid(int grid) {
+    for (state.block = 0; state.block < grid; state.block++) {
+        reset_group();
+        if (!run_group()) return;
+        check_exit();
+    }
+}
+
 }  // namespace emu
 
 using namespace emu;
@@ -314,11 +358,9 @@ void emu_run(void (*kernel)(void**), void** arguments, int grid, int cores, int 
     random_state = seed * 0x9E3779B97F4A7C15ull + 1;
     state.aborting = false;
     active[0] = cores & 1, active[1] = cores & 2, active[2] = cores == 3;
-    for (state.block = 0; state.block < grid; state.block++) {
-        reset_group();
-        if (!run_group()) return;
-        check_exit();
-    }
+    SignalGuard guard;
+    if (!sigsetjmp(run_end, 1)) run_grid(grid);
+    simt_end();
 }
 
 // Writes three sections: lines "kind count", the texts, lines "operation = count"; '\f' between.
