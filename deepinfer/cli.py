@@ -133,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--out", required=True, metavar="DIR")
     build.add_argument("--isa", type=_levels, metavar="A,B", help="levels of target cpu, of: "
                        f"{', '.join(ISA_LEVELS)} (default: the highest of this machine)")
-    build.add_argument("--op", nargs="+", metavar="NAME", dest="ops",
+    build.add_argument("--op", nargs="+", action="extend", metavar="NAME", dest="ops",
                        help="only these ops, without a Program: kernels of a target in the making")
     build.add_argument("--emit", choices=("source", "cubin"),
                        help="with --op: sources only, or (default) binaries too where a compiler "

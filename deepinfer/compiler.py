@@ -26,7 +26,7 @@ from deepinfer.ir.op import OPS
 from deepinfer.ir.types import Kind
 from deepinfer.program import Program
 from deepinfer.runtime.devices.isa import host_levels
-from deepinfer.settings import ISA_LEVELS, cache_dir, forced_isa, usable_cpus
+from deepinfer.settings import ISA_LEVELS, cache_dir, forced_isa, usable_cpus, warn_unknown
 from deepinfer.targets.base import Target, load_target
 
 RELEASE = "v4.1-flash"
@@ -78,6 +78,7 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
         ToolchainError: no compiler or no TileLang. TargetError: no such target or ISA level.
         ProgramError: ``out`` holds something else than a Program, or a directory cannot be written.
     """
+    warn_unknown()
     cfg = read_config(model)
     limits = limits or Limits.for_model(cfg)
     chosen = load_target(target)
@@ -153,11 +154,9 @@ def facts(cfg: ModelConfig, limits: Limits) -> dict[str, Any]:
     """What the runtime needs to know of the model and of the layout of its caches."""
     return {
         "vocab_size": cfg.vocab_size, "max_model_len": limits.max_model_len,
-        "window": cfg.sliding_window, "ring": limits.ring(cfg), "page_size": limits.page_size,
+        "page_size": limits.page_size,
         "max_ngram": cfg.engram_max_ngram_size if cfg.engram_layer_ids else 0,
-        "block": cfg.dspark_block_size if cfg.n_stages else 0,
-        "noise_token": cfg.dspark_noise_token_id, "image_token": cfg.image_token_id,
-        "bos": cfg.bos_token_id, "eos": list(cfg.eos_token_ids), "pad": cfg.pad_token_id,
+        "bos": cfg.bos_token_id, "eos": list(cfg.eos_token_ids),
     }
 
 

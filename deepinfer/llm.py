@@ -23,6 +23,7 @@ from deepinfer.runtime.request import RequestOutput, SamplingParams, is_int
 from deepinfer.runtime.scheduler import default_chunk
 from deepinfer.runtime.text import Text
 from deepinfer.runtime.weights import load_weights
+from deepinfer.settings import warn_unknown
 
 Prompt: TypeAlias = str | Sequence[int]
 Params: TypeAlias = SamplingParams | Mapping[str, Any]
@@ -53,6 +54,7 @@ class LLM:
                  max_model_len: int | None = None, max_num_seqs: int = 64,
                  max_num_batched_tokens: int = 2048, prefill_chunk: int | None = None,
                  cache_bytes: int | None = None, progress: bool | None = None) -> None:
+        warn_unknown()
         self.model = Path(model)
         self.progress = sys.stderr.isatty() if progress is None else progress
         self._lock = threading.Lock()
@@ -87,7 +89,7 @@ class LLM:
         seqs = min(limits.max_num_seqs, built["max_num_seqs"])
         sizes = StateSizes.plan(program, max_num_seqs=seqs, max_model_len=length,
                                 cache_bytes=cache_bytes)
-        text = Text.load(self.model, cfg.bos_token_id)
+        text = Text.load(self.model, program.manifest["facts"]["bos"])
         weights = load_weights(program.manifest["weights"], self.model)
         device = CpuDevice(program, weights, sizes.for_device(), num_threads=num_threads)
         self.engine = Engine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
+from functools import cache
 from pathlib import Path
 
 from deepinfer.errors import TargetError
@@ -16,14 +17,16 @@ KNOWN = {
 ISA_LEVELS = ("generic", "avx2", "avx512", "amx")
 
 
+@cache
 def warn_unknown() -> None:
-    """Warn about DEEPINFER_* variables that nobody reads, naming the nearest known one."""
+    """Warn about DEEPINFER_* variables that nobody reads, naming the nearest known one. Every front
+    door calls this first; only the first call of a process warns."""
     for name in sorted(os.environ):
         if name.startswith("DEEPINFER_") and name not in KNOWN:
             near = difflib.get_close_matches(name, KNOWN, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             warnings.warn(f"environment variable {name} is not read by deepinfer-compiler{hint}",
-                          stacklevel=2)
+                          stacklevel=3)  # the caller of the front door
 
 
 def cache_dir() -> Path:

@@ -223,7 +223,7 @@ class Engine:
     def _commit(self, request: Request, sampled: Sampled, row: int) -> None:
         """Append the chosen token and see whether it ends the request."""
         params = request.params
-        if sampled.has_nan(row):
+        if sampled.not_finite(row):
             request.finish_reason = "error"
             request.error = RequestError(
                 f"the logits at position {request.computed - 1} are not finite",

@@ -57,7 +57,7 @@ class Sampled:
         """From what a device returned; a forward phase's outputs begin with these four."""
         return Sampled(*(outputs[name] for name in phase.outputs[:4]))
 
-    def has_nan(self, row: int) -> bool:
+    def not_finite(self, row: int) -> bool:
         """Whether the row's logits were not all finite: one NaN makes the log-sum NaN."""
         return not bool(np.isfinite(self.chosen[row]))
 

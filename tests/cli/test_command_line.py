@@ -108,8 +108,10 @@ def test_interrupt_exits_with_130(monkeypatch, capsys):
 def test_a_misspelled_variable_is_warned_about(monkeypatch, capsys):
     handled_by(monkeypatch, lambda args: 0)
     monkeypatch.setenv("DEEPINFER_CACHE_DIRR", "x")
+    cli.warn_unknown.cache_clear()
     assert cli.main(["doctor"]) == 0
     assert capsys.readouterr().err.strip().endswith("did you mean DEEPINFER_CACHE_DIR?")
+    cli.warn_unknown.cache_clear()
 
 
 def start(*argv: str, **popen: object) -> subprocess.Popen[str]:

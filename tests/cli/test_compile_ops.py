@@ -7,6 +7,10 @@ import json
 import pytest
 
 from deepinfer.cli import main
+from deepinfer.commands.inspect_kernels import config_for
+from deepinfer.graph.config import ModelConfig
+from deepinfer.graph.make_model import mini_config, tiny_config
+from deepinfer.targets.base import load_target
 from deepinfer.targets.sm100.toolchain import find
 
 
@@ -45,18 +49,20 @@ def test_sources_of_ascend950(capsys, tmp_path):
 def test_inspect_kernels_says_how_far_each_kernel_is(capsys, tmp_path, monkeypatch):
     """Each step is seen only after it was done: sources, then binaries; another op stays behind."""
     monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path / "cache"))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(mini_config().to_json()))
 
     def far() -> dict[str, str]:
-        argv = ["inspect", "kernels", "--target", "sm100", "--json"]
+        argv = ["inspect", "kernels", "--target", "sm100", "--config", str(config), "--json"]
         assert main(argv) == 0
         out, err = capsys.readouterr()
         found = json.loads(out)["kernels"]["sm100"]
         waiting = " ".join(op for op, status in found.items() if status == "declared")
-        assert f"compile v4.1-flash --target sm100 --out DIR --op {waiting}`" in err
+        assert f"compile {config} --target sm100 --out DIR --op {waiting}`" in err
         return {op: found[op] for op in ("norm_quant", "topk", "embed", "rms_norm")}
 
     def build(*options: str) -> None:
-        assert main(["compile", "v4.1-flash", "--target", "sm100", "--op", "norm_quant", *options,
+        assert main(["compile", str(config), "--target", "sm100", "--op", "norm_quant", *options,
                      "--out", str(tmp_path / "out")]) == 0
         capsys.readouterr()
 
@@ -68,6 +74,12 @@ def test_inspect_kernels_says_how_far_each_kernel_is(capsys, tmp_path, monkeypat
         pytest.skip("no nvcc: nothing can be compiled")
     build()
     assert far() == {"norm_quant": "compiled", **rest}
+
+
+def test_whose_kernels_are_inspected():
+    assert config_for(load_target("cpu"), None) == ("MODEL", tiny_config())
+    assert config_for(load_target("sm100"), None)[0] == "v4.1-flash"
+    assert config_for(load_target("cpu"), "v4.1-flash")[1] == ModelConfig.release()
 
 
 def test_ops_that_cannot_be_built(capsys, tmp_path):

@@ -123,7 +123,7 @@ def test_the_number_of_buffers_does_not_change_bits() -> None:
 
 
 def test_a_group_of_cores_may_take_several_rows() -> None:
-    c = case(12, 64, 16, [(0, 0, 34)], [70], 8, 4)
+    c = case(*SMALL[:3], [(0, 0, 34)], [70], 20, 4)
     check(c, bound(c), schedules=("lazy", "random"))
 
 
@@ -150,5 +150,5 @@ BROKEN = [
 
 @pytest.mark.parametrize(("what", "old", "new"), BROKEN)
 def test_broken_variants_are_caught(what: str, old: str, new: str) -> None:
-    c = case(16, 64, 128, [(0, 0, 1)], [200], 80, 3)
+    c = case(*SMALL[:3], [(0, 0, 1)], [200], 20, 3)
     assert caught(c, old, new, bound(c)), what

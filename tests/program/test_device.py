@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepinfer.errors import ProgramError, TargetError
+from deepinfer.compiler import compile
+from deepinfer.errors import CheckpointError, ProgramError, TargetError
+from deepinfer.llm import LLM
 from deepinfer.program import save
 from deepinfer.runtime.devices import isa
 from deepinfer.runtime.devices.cpu import CpuDevice
@@ -124,8 +126,15 @@ def test_misuse(device, given, case, program):
 
 def test_unknown_variables_are_named(monkeypatch):
     monkeypatch.setenv("DEEPINFER_CACHEDIR", "x")
-    with pytest.warns(UserWarning, match="DEEPINFER_CACHEDIR is not read .*mean DEEPINFER_CACHE_"):
-        warn_unknown()
+    message = "DEEPINFER_CACHEDIR is not read .*mean DEEPINFER_CACHE_"
+    for doors in ((LLM, compile), (compile, LLM)):
+        warn_unknown.cache_clear()
+        with pytest.warns(UserWarning, match=message) as caught:
+            for enter in doors:
+                with pytest.raises(CheckpointError, match="none"):
+                    enter("none")
+        assert len(caught) == 1 and caught[0].filename == __file__  # once, at the user's own line
+    warn_unknown.cache_clear()
     assert all(KNOWN.values())
 
 

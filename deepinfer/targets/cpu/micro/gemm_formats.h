@@ -2,7 +2,7 @@
 //
 // A tile holds 16 output columns. Element (n, 2j+i) of a tile stands at [j][n][i]: two k of a
 // column side by side, as AMX reads its second operand. K comes in blocks of 32, i.e. 16 pairs.
-// `deepinfer/targets/cpu/packing.py` writes these layouts.
+// `deepinfer/checkpoint/layouts.py` writes these layouts.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -49,8 +49,8 @@ inline double decode_ue8m0(uint8_t code) {
   return x;
 }
 
-// Values of all codes. The NaN code of e4m3 (0x7F, 0xFF) reads as +-480 at every level: packing.py
-// refuses it in weights.
+// Values of all codes. The NaN code of e4m3 (0x7F, 0xFF) reads as +-480 at every level:
+// `deepinfer/checkpoint/scales.py` refuses it in weights.
 template <int exponent_bits, int mantissa_bits>
 struct DecodeTable {
   double value[2 << (exponent_bits + mantissa_bits)];
