@@ -1,4 +1,4 @@
-"""Compiles C++ into shared objects that are cached by content in the temporary directory."""
+"""Compiles C++ into shared objects that are cached by content."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from deepinfer.errors import ToolchainError
+from deepinfer.settings import cache_dir
 
-CACHE = Path(tempfile.gettempdir()) / "deepinfer-emulators"
+CACHE = cache_dir().absolute() / "emulators"
 
 
 @cache
@@ -50,7 +51,7 @@ def build(name: str, sources: Mapping[str, str | Path], flags: Sequence[str],
     out = CACHE / f"{name}-{digest.hexdigest()[:20]}.so"
     if out.exists():
         return out
-    CACHE.mkdir(exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         objects = []
         for source, content in sources.items():

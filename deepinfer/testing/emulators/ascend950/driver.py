@@ -27,7 +27,8 @@ Array = np.ndarray[Any, Any]
 HERE = Path(__file__).parent
 RUNTIME = sorted((HERE / "runtime").glob("*.cpp"))
 HEADERS = sorted((*(HERE / "runtime").glob("*.h"), *(HERE / "device").glob("*.h")))
-_CXX = ("-std=c++20", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w")
+# No unique symbols: they would be shared between the emulators of one process.
+_CXX = ("-std=c++20", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-gnu-unique", "-w")
 # -fsanitize=thread makes the compiler report every access; its library is never linked.
 _KERNEL_CXX = (*_CXX, "-O0", "-fsanitize=thread", "-fno-exceptions", "-fno-rtti")
 
@@ -56,10 +57,16 @@ class Report:
 
 
 @cache
-def _runtime() -> ctypes.CDLL:
+def _runtime_path() -> Path:
     sources: dict[str, str | Path] = {p.stem: p for p in RUNTIME}
-    path = build("ascend950-runtime", sources, (*_CXX, "-O2", "-march=native"), HEADERS)
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # kernels bind to it
+    return build("ascend950-runtime", sources, (*_CXX, "-O2"), HEADERS)
+
+
+@cache
+def _runtime() -> ctypes.CDLL:
+    """Loaded for itself alone: kernels are linked to it, and the emulators of two targets define
+    the same names."""
+    library = ctypes.CDLL(str(_runtime_path()))
     library.emu_tensor.restype = ctypes.c_void_p
     library.emu_tensor.argtypes = [ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
     library.emu_undefined.restype = ctypes.c_long
@@ -74,7 +81,7 @@ def _device_headers() -> Path:
         digest.update(path.read_bytes())
     folder = CACHE / f"ascend950-device-{digest.hexdigest()[:20]}"
     if not folder.exists():
-        CACHE.mkdir(exist_ok=True)
+        CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
             made = Path(scratch) / "made"
             made.mkdir()
@@ -106,7 +113,7 @@ class Emulation:
         self._runtime = _runtime()
         flags = (*_KERNEL_CXX, f"-I{_device_headers()}")
         self._library = ctypes.CDLL(str(build("ascend950-kernel", {"kernel": source.text}, flags,
-                                              (*HEADERS, *RUNTIME))))
+                                              (*HEADERS, *RUNTIME), (str(_runtime_path()),))))
 
     def with_text(self, text: str) -> Emulation:
         """The same kernel with another text: for mutants."""

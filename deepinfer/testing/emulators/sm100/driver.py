@@ -23,7 +23,8 @@ Array = np.ndarray[Any, Any]
 HERE = Path(__file__).parent
 RUNTIME = sorted((HERE / "runtime").glob("*.cpp"))
 HEADERS = sorted((*(HERE / "runtime").glob("*.h"), *(HERE / "device").glob("*.h")))
-_CXX = ("-std=c++20", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w")
+# No unique symbols: they would be shared between the emulators of one process.
+_CXX = ("-std=c++20", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-gnu-unique", "-w")
 # -fsanitize=thread makes the compiler report every access; its library is never linked.
 _KERNEL_CXX = (*_CXX, "-O1", "-fpermissive", "-fsanitize=thread", "-fno-tree-vectorize")
 
@@ -55,10 +56,16 @@ class Report:
 
 
 @cache
-def _runtime() -> ctypes.CDLL:
+def _runtime_path() -> Path:
     sources: dict[str, str | Path] = {p.stem: p for p in RUNTIME}
-    path = build("sm100-runtime", sources, (*_CXX, "-O2", "-march=native"), HEADERS)
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # kernels bind to it
+    return build("sm100-runtime", sources, (*_CXX, "-O2"), HEADERS)
+
+
+@cache
+def _runtime() -> ctypes.CDLL:
+    """Loaded for itself alone: kernels are linked to it, and the emulators of two targets define
+    the same names."""
+    library = ctypes.CDLL(str(_runtime_path()))
     library.emu_tensor.restype = ctypes.c_void_p
     library.emu_tensor.argtypes = [ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
     library.emu_undefined.restype = ctypes.c_long
@@ -89,7 +96,7 @@ class Emulation:
         flags = (*_KERNEL_CXX, f"-I{HERE / 'device'}")
         runtime = _runtime()
         self._library = ctypes.CDLL(str(build("sm100-kernel", {"kernel": self._source.text}, flags,
-                                              (*HEADERS, *RUNTIME))))
+                                              (*HEADERS, *RUNTIME), (str(_runtime_path()),))))
         self._runtime = runtime
 
     def with_text(self, text: str) -> Emulation:
