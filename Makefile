@@ -69,7 +69,7 @@ fi; \
 touch .venv/.unfinished; \
 echo 'Setting up .venv, once: downloads about $(2) where pip finds a CPU build of torch 2.13.0' >&2; \
 echo '(190 MB). From plain PyPI, torch for Linux x86-64 is the CUDA build: several GB. To avoid it:' >&2; \
-echo "  make PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'" >&2; \
+echo "  make PIP_ARGS='--extra-index-url URL-of-an-index-of-CPU-builds'" >&2; \
 if [ -t 2 ]; then quiet=; else quiet=-q; fi; \
 .venv/bin/python -m pip install --disable-pip-version-check $$quiet $(PIP_ARGS) -e '$(1)' \
   || missing 'pip could not install $(1)' \
