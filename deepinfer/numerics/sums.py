@@ -20,6 +20,10 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 GEMM_BLOCK = 32
+LANES = 16
+# The parameters of the declared sums: an op's Order takes them from here, and so do the sums.
+LANE_SUM = (("lanes", LANES),)
+GEMM_SUM = (("block", GEMM_BLOCK), ("chains", 2))
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 # Rounded to 24 bits with an unbounded exponent, a smaller value stays below 2^-126: it is flushed.
 _FLUSH_BELOW = 2.0**-126 - 2.0**-151
@@ -27,7 +31,7 @@ _FLUSH_BELOW = 2.0**-126 - 2.0**-151
 _TILE_ELEMENTS = 1 << 15
 
 
-def lane_sum(x: Array, lanes: int = 16) -> F32:
+def lane_sum(x: Array, lanes: int = LANES) -> F32:
     """Sum over the last axis in a fixed number of lanes, then a fixed tree.
 
     Order: lane l starts at +0 and adds x[l], x[l + lanes], ... ascending; a ragged tail adds only
@@ -50,7 +54,7 @@ def lane_sum(x: Array, lanes: int = 16) -> F32:
         return _tree(acc)
 
 
-def linear_fp32(x: Array, w: Array, lanes: int = 16) -> F32:
+def linear_fp32(x: Array, w: Array, lanes: int = LANES) -> F32:
     """x @ w.T in fp32: every product is rounded, then the products are summed as by `lane_sum`.
 
     Args:

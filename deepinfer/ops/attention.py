@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from deepinfer.ir import Order, op
 from deepinfer.numerics.formats import BF16, dequantize_fp4, dequantize_fp8, to_bf16
 from deepinfer.numerics.functions import exp
-from deepinfer.numerics.sums import gemm, lane_sum
+from deepinfer.numerics.sums import GEMM_SUM, LANE_SUM, gemm, lane_sum
 
 Array = NDArray[Any]
 
 TILE = 64
 ONLINE_SOFTMAX = Order(
-    "window keys, then selected keys", "gemm", (("lanes", 16), ("tile", TILE)),
+    "window keys, then selected keys", "gemm", (*GEMM_SUM, *LANE_SUM, ("tile", TILE)),
     "scores, P and the denominator in fp32; P to bf16 for P*V; o to bf16 once, at the end")
 
 

@@ -12,11 +12,11 @@ from deepinfer.ir import ELEMENTWISE, Order, op
 from deepinfer.numerics import engram
 from deepinfer.numerics.formats import decode_e4m3, decode_ue8m0, f32, to_bf16
 from deepinfer.numerics.functions import rsqrt, sigmoid
-from deepinfer.numerics.sums import lane_sum
+from deepinfer.numerics.sums import LANE_SUM, lane_sum
 
 Array = NDArray[Any]
 
-GATE_SUMS = Order("C", "lane_sum", (("lanes", 16),),
+GATE_SUMS = Order("C", "lane_sum", LANE_SUM,
                   "three sums: x*w*key, x^2, key^2, every product rounded; bf16 once, at the end")
 
 

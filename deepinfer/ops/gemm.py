@@ -17,11 +17,11 @@ from deepinfer.numerics.formats import (
     to_bf16,
 )
 from deepinfer.numerics.functions import silu
-from deepinfer.numerics.sums import gemm
+from deepinfer.numerics.sums import GEMM_SUM, gemm
 
 Array = NDArray[Any]
 
-GEMM = Order("K", "gemm", (("block", 32), ("chains", 2)),
+GEMM = Order("K", "gemm", GEMM_SUM,
              "fused multiply-adds, denormals flushed; bf16 once, at the end")
 
 

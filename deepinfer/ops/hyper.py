@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from deepinfer.ir import ELEMENTWISE, Order, op
 from deepinfer.numerics.formats import f32, to_bf16
 from deepinfer.numerics.functions import exp, rsqrt, sigmoid
-from deepinfer.numerics.sums import lane_sum, linear_fp32
+from deepinfer.numerics.sums import LANE_SUM, lane_sum, linear_fp32
 
 Array = NDArray[Any]
 
-MIX = Order("C*hc, then streams", "lane_sum", (("lanes", 16),),
+MIX = Order("C*hc, then streams", "lane_sum", LANE_SUM,
             "products and sums in fp32, no FMA; Sinkhorn sums serial, ascending")
 STREAMS = Order("streams", "serial", (), "products and sums in fp32, no FMA; bf16 at the end")
 

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from deepinfer.ir import Order, op
 from deepinfer.numerics.formats import dequantize_fp4, f32
-from deepinfer.numerics.sums import gemm
+from deepinfer.numerics.sums import GEMM_SUM, gemm
 
 Array = NDArray[Any]
 
-SCORES = Order("I, then heads ascending", "gemm", (("block", 32),),
+SCORES = Order("I, then heads ascending", "gemm", GEMM_SUM,
                "w*scale, each w*relu(dot) and each partial sum over heads to fp32")
 PICKS = Order("entries", "none", (), "ties: the lower index")
-SCORED_PICKS = Order("I, then heads ascending", "gemm", (("block", 32),),
+SCORED_PICKS = Order("I, then heads ascending", "gemm", GEMM_SUM,
                      "as index_scores; ties: the lower index")
 
 

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from deepinfer.ir import Order, op
 from deepinfer.numerics.formats import dequantize_fp4, dequantize_fp8, f32, to_bf16
 from deepinfer.numerics.functions import silu, softplus
-from deepinfer.numerics.sums import gemm
+from deepinfer.numerics.sums import GEMM_SUM, gemm
 from deepinfer.ops.packed import unpack_e2m1
 
 Array = NDArray[Any]
 
 ROUTE = Order("k chosen experts", "serial", (), "ascending expert id; ties: the lower expert id")
-EXPERT = Order("K of each projection", "gemm", (("block", 32), ("chains", 2)),
+EXPERT = Order("K of each projection", "gemm", GEMM_SUM,
                "each projection to bf16; silu(g)*v, times the weight, in fp32; bf16 at the end")
-DOWN = Order("I", "gemm", (("block", 32), ("chains", 2)), "bf16 once, at the end")
+DOWN = Order("I", "gemm", GEMM_SUM, "bf16 once, at the end")
 EXPERT_SUM = Order("experts of a token", "serial", (),
                    "fp32, ascending expert id, the shared expert last; bf16 once, at the end")
 GROUP = Order("", "none", (), "stable: ascending expert id, then ascending row")

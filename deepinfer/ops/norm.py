@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from deepinfer.ir import Order, op
 from deepinfer.numerics.formats import dequantize_fp8, f32, quantize_fp8, to_bf16
 from deepinfer.numerics.functions import rsqrt
-from deepinfer.numerics.sums import lane_sum
+from deepinfer.numerics.sums import LANE_SUM, lane_sum
 
 Array = NDArray[Any]
 
-ROW_SUM = Order("C", "lane_sum", (("lanes", 16),), "bf16 once, at the end")
-ROW_SUM_FP8 = Order("C", "lane_sum", (("lanes", 16),), "bf16, then e4m3 per block")
+ROW_SUM = Order("C", "lane_sum", LANE_SUM, "bf16 once, at the end")
+ROW_SUM_FP8 = Order("C", "lane_sum", LANE_SUM, "bf16, then e4m3 per block")
 
 
 def _normed(x: Array, w: Array, eps: float) -> Array:

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from deepinfer.ir import Order, op
 from deepinfer.numerics.functions import exp, log
 from deepinfer.numerics.noise import gumbel, stream
-from deepinfer.numerics.sums import lane_sum
+from deepinfer.numerics.sums import LANE_SUM, lane_sum
 
 Array = NDArray[Any]
 
-SAMPLE = Order("V", "lane_sum, then serial", (("lanes", 16),),
+SAMPLE = Order("V", "lane_sum, then serial", LANE_SUM,
                "mass that top_k kept: lane_sum over token ids; top_p: serial, descending logit; "
                "ties: the lower token id")
-LOG_SOFTMAX = Order("V", "lane_sum", (("lanes", 16),), "ties: the lower token id")
+LOG_SOFTMAX = Order("V", "lane_sum", LANE_SUM, "ties: the lower token id")
 
 _LOWEST = np.float32(-np.inf)
 

@@ -10,6 +10,7 @@ import numpy as np
 import tilelang.language as T
 
 from deepinfer.ir.types import DTYPES, Sym
+from deepinfer.ops.norm import ROW_SUM
 from deepinfer.targets.base import Spec
 
 STORAGE = {"f64": "float64", "f32": "float32", "bf16": "uint16", "e4m3": "uint8",
@@ -17,7 +18,7 @@ STORAGE = {"f64": "float64", "f32": "float32", "bf16": "uint16", "e4m3": "uint8"
            "u64": "uint64"}
 assert STORAGE.keys() == DTYPES.keys()
 
-LANES = 16  # of every row sum: Order("...", "lane_sum", (("lanes", 16),))
+LANES = dict(ROW_SUM.params)["lanes"]  # of every row sum
 
 
 def dims(spec: Spec, *names: str) -> Any:
