@@ -181,8 +181,8 @@ def _formats() -> ctypes.CDLL:
     text += "int e4m3_bits(float f) { return emu::e4m3_bits(f); }\n"
     text += "int bf16_bits(float f) { return emu::bf16_bits(f); }\n}\n"
     library = ctypes.CDLL(str(build("sm100-formats", {"formats": text},
-                                    ("-std=c++20", "-O2", "-fPIC", f"-I{HERE / 'runtime'}"),
-                                    [HERE / "runtime" / "formats.h"])))
+                                    ("-std=c++20", "-O2", "-fPIC", f"-I{HERE.parent}"),
+                                    [HERE.parent / "formats.h"])))
     for n in names:
         getattr(library, n).restype = ctypes.c_float
     for n in ("e4m3_bits", "bf16_bits"):

@@ -37,7 +37,7 @@ DI_INLINE int32_t di_rank_start(float* logits, int32_t vocab, uint8_t* scratch) 
 }
 
 // The key of rank `rank`, 0 the best. Ranks below `popped` were asked for before; the next one
-// after them may be asked for now.
+// after them is the only other one that may be asked for.
 DI_INLINE uint64_t di_rank_at(uint8_t* scratch, int32_t count, int32_t popped, int32_t rank) {
   uint64_t* heap = (uint64_t*)scratch;
   if (rank == popped) {

@@ -22,7 +22,8 @@ from deepinfer.testing.emulators.sm100.source import adapt
 Array = np.ndarray[Any, Any]
 HERE = Path(__file__).parent
 RUNTIME = sorted((HERE / "runtime").glob("*.cpp"))
-HEADERS = sorted((*(HERE / "runtime").glob("*.h"), *(HERE / "device").glob("*.h")))
+HEADERS = sorted((*(HERE / "runtime").glob("*.h"), *(HERE / "device").glob("*.h"),
+                  HERE.parent / "formats.h"))
 # No unique symbols: they would be shared between the emulators of one process.
 _CXX = ("-std=c++20", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-gnu-unique", "-w")
 # -fsanitize=thread makes the compiler report every access; its library is never linked.

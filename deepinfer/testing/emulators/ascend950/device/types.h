@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "../runtime/api.h"
-#include "../runtime/formats.h"
+#include "../../formats.h"
 
 #define __gm__
 #define __ubuf__

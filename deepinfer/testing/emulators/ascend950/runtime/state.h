@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "api.h"
-#include "formats.h"
+#include "../../formats.h"
 
 namespace emu {
 

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "../runtime/api.h"
-#include "../runtime/formats.h"
+#include "../../formats.h"
 
 #define __global__
 #define __device__

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "formats.h"
+#include "../../formats.h"
 #include "state.h"
 
 namespace emu {
