@@ -45,22 +45,35 @@ class Evaluator:
                                        if v.name in given}, trace=names)
 
     def _sampling(self, rows: int) -> Arrays:
-        zeros = np.zeros(rows, np.float32)
-        return {"temperature": zeros, "min_p": zeros, "top_p": np.ones(rows, np.float32),
-                "top_k": np.zeros(rows, np.int32), "seed": np.zeros(rows, np.uint64)}
+        """Greedy, without penalties, biases, masks or forced tokens."""
+        zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
+        none, nothing = np.full(rows, -1, np.int32), np.zeros(0, np.int32)
+        block = self.cfg.dspark_block_size
+        return {"temperature": zeros, "min_p": zeros, "top_p": ones,
+                "top_k": np.zeros(rows, np.int32), "seed": np.zeros(rows, np.uint64),
+                "adjust_spans": np.zeros((rows, 2), np.int32), "adjust_ids": nothing,
+                "adjust_counts": nothing, "adjust_seen": nothing.astype(np.uint8),
+                "adjust_bias": nothing.astype(np.float32), "repetition": ones,
+                "frequency": zeros, "presence": zeros,
+                "recent": np.full((rows, max(1, self.limits.draft_width)), -1, np.int32),
+                "mask_row": none, **{f"mask_row.{k}": none for k in range(block)},
+                "masks": np.zeros((0, -(-self.cfg.vocab_size // 32)), np.int32), "forced": none}
 
     def _rows(self, count: int) -> Arrays:
         return {"positions": np.arange(count, dtype=np.int32),
                 "request": np.zeros(count, np.int32),
-                "spans": np.array([[0, 0, count]], np.int32),
+                "spans": np.array([[0, 0, count, 0]], np.int32),
                 "pages": np.arange(self.limits.pages_per_seq, dtype=np.int32)[None]}
 
     def prefill(self, tokens: np.ndarray) -> Arrays:
         count, reach = len(tokens), self.cfg.engram_max_ngram_size
         closing = np.arange(1, count, 2, dtype=np.int32)
         back = np.arange(count)[:, None] - np.arange(reach)
-        return self._run("prefill", self._rows(count) | self._sampling(count) | {
-            "tokens": tokens.astype(np.int32),
+        rows = self._rows(count)
+        kept = {f"kept_{name}": rows[name] for name in ("positions", "request", "spans")}
+        return self._run("prefill", rows | kept | self._sampling(count) | {
+            "kept_rows": rows["positions"], "kept_is_image": np.zeros(count, np.uint8),
+            "entry_positions": rows["positions"], "tokens": tokens.astype(np.int32),
             "lookback": np.where(back >= 0, tokens[back], -1).astype(np.int32),
             "is_image": np.zeros(count, np.uint8), "group_rows": closing,
             "group_positions": closing - 1, "group_request": np.zeros_like(closing),
@@ -75,7 +88,7 @@ class Evaluator:
             "hidden": hidden, "anchor": np.array([anchor], np.int32),
             "block_positions": np.arange(count, count + block, dtype=np.int32),
             "block_request": np.zeros(block, np.int32),
-            "block_spans": np.array([[0, 0, block]], np.int32),
+            "block_spans": np.array([[0, 0, block, 0]], np.int32),
             "block_tokens": np.array([anchor, *noise], np.int32),
             "calibration": np.ones(block, np.float32), "is_image": np.zeros(block, np.uint8)})
 

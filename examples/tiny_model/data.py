@@ -46,6 +46,13 @@ def is_held_out(name: str) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 12 == 0
 
 
+def held_out(texts: dict[str, str], half: int | None = None) -> list[str]:
+    """The texts that no training sees, or every other one: half 0 is for calibrating, 1 for
+    measuring what was calibrated."""
+    chosen = [text for name, text in texts.items() if is_held_out(name)]
+    return chosen if half is None else chosen[half::2]
+
+
 def read_corpus() -> dict[str, str]:
     """The files of the manifest by name. Says how many differ from the ones it was made of."""
     texts, other = {}, 0

@@ -81,29 +81,57 @@ def calibration_error(sure: Tensor, accepted: Tensor, bins: int = 15) -> float:
     return total / len(sure)
 
 
+def calibration_errors(sure: Tensor, accepted: Tensor) -> list[float]:
+    """The ECE at each draft position. Both [N, block]: stated survival and what became of it."""
+    return [calibration_error(sure[:, k], accepted[:, k]) for k in range(sure.shape[1])]
+
+
 @torch.no_grad()
-def calibrate(model: Model, batches: list[Tensor]) -> tuple[list[float], dict[str, float]]:
-    """One temperature per draft position, left to right, for the product of confidences."""
+def judge_drafts(model: Model, batches: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Confidence logits of greedy drafts, and whether each and all before it are accepted."""
     sure, agreed = [], []
     for number, tokens in enumerate(batches):
         logits, judged, confidence, _ = draft_blocks(model, tokens,
                                                      torch.Generator().manual_seed(number))
         agreed.append((logits.argmax(-1) == judged.argmax(-1)).float().flatten(0, 1))
         sure.append(confidence.flatten(0, 1))
-    logit, accepted = torch.cat(sure), torch.cat(agreed).cumprod(-1)
+    return torch.cat(sure), torch.cat(agreed).cumprod(-1)
+
+
+def survival(logit: Tensor, temperatures: list[float] | None = None) -> Tensor:
+    """The chance that a draft and all before it are accepted. logit [N, block]."""
+    if temperatures is not None:
+        logit = logit / torch.tensor(temperatures)
+    return logit.sigmoid().cumprod(-1)
+
+
+def fit_temperatures(logit: Tensor, accepted: Tensor) -> list[float]:
+    """One temperature per draft position: least ECE of the product, left to right."""
     temperatures: list[float] = []
-    before, after = [], []
-    survival = torch.ones(len(logit))
-    raw = logit.sigmoid().cumprod(-1)
+    before = torch.ones(len(logit))
     grid = torch.logspace(-0.7, 0.7, 61)
     for k in range(logit.shape[1]):
-        errors = [calibration_error(survival * (logit[:, k] / t).sigmoid(), accepted[:, k])
+        errors = [calibration_error(before * (logit[:, k] / t).sigmoid(), accepted[:, k])
                   for t in grid]
-        best = min(range(len(grid)), key=errors.__getitem__)
-        temperatures.append(float(grid[best]))
-        survival = survival * (logit[:, k] / grid[best]).sigmoid()
-        before.append(calibration_error(raw[:, k], accepted[:, k]))
-        after.append(errors[best])
-    report = {"ece_before": max(before), "ece_after": max(after),
-              "drafts": float(accepted.sum(-1).mean())}
-    return temperatures, report
+        best = grid[min(range(len(grid)), key=errors.__getitem__)]
+        temperatures.append(float(best))
+        before = before * (logit[:, k] / best).sigmoid()
+    return temperatures
+
+
+def calibrate(model: Model, fit: list[Tensor], check: list[Tensor]
+              ) -> tuple[list[float], dict[str, float]]:
+    """Temperatures for the confidences, fitted on one part of the held-out text.
+
+    Returns: the temperatures, and on the other part: the ECE of each position before and after,
+        and the drafts accepted in a row.
+    """
+    temperatures = fit_temperatures(*judge_drafts(model, fit))
+    logit, accepted = judge_drafts(model, check)
+    before = calibration_errors(survival(logit), accepted)
+    after = calibration_errors(survival(logit, temperatures), accepted)
+    return temperatures, {
+        "ece_before": max(before), "ece_after": max(after),
+        **{f"ece_before_{k + 1}": error for k, error in enumerate(before)},
+        **{f"ece_after_{k + 1}": error for k, error in enumerate(after)},
+        "drafts": float(accepted.sum(-1).mean())}

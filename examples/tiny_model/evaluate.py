@@ -14,7 +14,7 @@ from unittest.mock import patch
 import attention
 import numpy as np
 import torch
-from data import encode_files, is_held_out, read_corpus
+from data import encode_files, held_out, is_held_out, read_corpus
 from draft_training import draft_blocks
 from layers import HyperMix
 from load import load
@@ -84,33 +84,54 @@ def drafts(model: Model, documents: list[np.ndarray]) -> float:
     return 1 + float(torch.stack(accepted).mean())
 
 
-def report(path: Path, files: int, tokens: int) -> dict[str, object]:
-    model = load(path, Precision())
-    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-    texts = read_corpus()
-    held = encode_files(tokenizer, [t for n, t in texts.items() if is_held_out(n)][:files])
-    held = [d[:tokens] for d in held if len(d) > 2 * SKIP]
-    sizes = [len(tokenizer.decode(d[SKIP:].tolist()).encode()) for d in held]
-    whole = [bits(model, d) for d in held]
-    result: dict[str, object] = {"bits_per_byte": sum(whole) / sum(sizes), "files": len(held),
-                                 "tokens": sum(map(len, held))}
-    train = encode_files(tokenizer, [t for n, t in texts.items() if not is_held_out(n)])
-    baseline = KneserNey(train, model.cfg.vocab_size)
-    result["bits_per_byte_5gram"] = -sum(
-        float(np.log2(baseline.probabilities(d)).sum()) for d in held) / sum(sizes)
+class HeldOut:
+    """Held-out files as tokens, cut to `tokens`, and the bytes of what is predicted in them."""
+
+    def __init__(self, tokenizer: Tokenizer, files: int | None = None, tokens: int = 1024) -> None:
+        self.texts = read_corpus()
+        encoded = encode_files(tokenizer, held_out(self.texts)[:files])
+        self.documents = [d[:tokens] for d in encoded if len(d) > 2 * SKIP]
+        self.sizes = [len(tokenizer.decode(d[SKIP:].tolist()).encode()) for d in self.documents]
+
+    def per_byte(self, bits: list[float]) -> float:
+        return sum(bits) / sum(self.sizes)
+
+
+def five_gram(data: HeldOut, tokenizer: Tokenizer, vocab_size: int) -> float:
+    """Bits per byte of a 5-gram model of the training files."""
+    train = encode_files(tokenizer, [t for n, t in data.texts.items() if not is_held_out(n)])
+    baseline = KneserNey(train, vocab_size)
+    return data.per_byte([-float(np.log2(baseline.probabilities(d)).sum())
+                          for d in data.documents])
+
+
+def ablations(model: Model, data: HeldOut) -> dict[str, dict[str, float]]:
+    """By how many bits per byte each mechanism's absence raises the loss: the mean over the files,
+    each counting the same, and its standard error."""
+    whole = [bits(model, d) for d in data.documents]
     table = {}
     for name, context in without(model).items():
         with context():
-            rise = np.array([(bits(model, d) - w) / n
-                             for d, w, n in zip(held, whole, sizes, strict=True)])
+            rise = np.array([(bits(model, d) - w) / n for d, w, n in
+                             zip(data.documents, whole, data.sizes, strict=True)])
         table[name] = {"rise": float(rise.mean()),
                        "standard_error": float(rise.std(ddof=1) / len(rise) ** 0.5)}
-    result["without"] = table
-    result["tokens_per_step"] = drafts(model, held)
+    return table
+
+
+def report(path: Path, files: int | None, tokens: int) -> dict[str, object]:
+    model = load(path, Precision())
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    data = HeldOut(tokenizer, files, tokens)
+    result: dict[str, object] = {
+        "bits_per_byte": data.per_byte([bits(model, d) for d in data.documents]),
+        "bits_per_byte_5gram": five_gram(data, tokenizer, model.cfg.vocab_size),
+        "files": len(data.documents), "tokens": sum(map(len, data.documents)),
+        "without": ablations(model, data), "tokens_per_step": drafts(model, data.documents)}
     stages = model.draft.stages
     for i in range(len(stages)):
         model.draft.stages = torch.nn.ModuleList(s for j, s in enumerate(stages) if j != i)
-        result[f"tokens_per_step_without_stage_{i}"] = drafts(model, held)
+        result[f"tokens_per_step_without_stage_{i}"] = drafts(model, data.documents)
     return result
 
 
@@ -118,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--files", type=int, default=20)
+    parser.add_argument("--files", type=int, help="default: all that are held out")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()

@@ -6,7 +6,7 @@ from collections import defaultdict
 import torch
 from layers import HyperMix
 from model import Block, Model
-from moe import Router
+from team import Team
 from torch import Tensor, nn
 
 ADAM_NAMES = ("embed", "head", "hc_attn", "hc_ffn", "gate", "weights_proj", "confidence")
@@ -39,54 +39,77 @@ def initialise(model: Model, seed: int) -> None:
 
 
 class Optimizer:
-    """One learning rate `scale` in 0..1 drives both parts."""
+    """One learning rate `scale` in 0..1 drives both parts. Each process of the team updates the
+    parameters it owns."""
 
-    def __init__(self, named: list[tuple[str, nn.Parameter]], muon_lr: float = 0.02,
+    def __init__(self, named: list[tuple[str, nn.Parameter]], team: Team, muon_lr: float = 0.02,
                  adam_lr: float = 3e-3) -> None:
         shapes: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
-        rest = []
+        self.rest = []
         for name, p in named:
             if not p.requires_grad:
                 continue
             if p.dim() >= 2 and not any(part in name for part in ADAM_NAMES):
                 shapes[tuple(p.shape[-2:])].append(p)
             else:
-                rest.append(p)
-        self.groups, self.muon_lr, self.adam_lr = list(shapes.values()), muon_lr, adam_lr
-        self.momenta = [[torch.zeros_like(p) for p in group] for group in self.groups]
-        self.adam = torch.optim.Adam(rest, lr=adam_lr, betas=(0.9, 0.98), eps=1e-10, fused=True)
-        self.parameters = [p for group in self.groups for p in group] + rest
+                self.rest.append(p)
+        self.team, self.muon_lr, self.adam_lr, self.steps = team, muon_lr, adam_lr, 0
+        self.groups = list(shapes.values())
+        self.state = {name: [torch.zeros_like(p).share_memory_() for p in chosen]
+                      for name, chosen in (("muon", [p for g in self.groups for p in g]),
+                                           ("mean", self.rest), ("square", self.rest))}
+        self.momentum = dict(zip((id(p) for g in self.groups for p in g), self.state["muon"],
+                                 strict=True))
+
+    def _own(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+        return parameters[self.team.rank::self.team.size]
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
-        for p in self.parameters:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        for group, momenta in zip(self.groups, self.momenta, strict=True):
-            updates = []
-            for p, momentum in zip(group, momenta, strict=True):
-                momentum.lerp_(p.grad, 0.05)
-                updates.append(p.grad.lerp(momentum, 0.95).reshape(-1, *p.shape[-2:]))
-            counts = [len(u) for u in updates]
-            done = orthogonalise(torch.cat(updates)).split(counts)
-            rows, columns = group[0].shape[-2:]
-            rate = scale * self.muon_lr * max(1.0, rows / columns) ** 0.5
-            for p, update in zip(group, done, strict=True):
-                p.mul_(1 - 0.1 * scale * self.muon_lr).sub_(update.view_as(p), alpha=rate)
-        for options in self.adam.param_groups:
-            options["lr"] = scale * self.adam_lr
-        self.adam.step()
-        for p in self.parameters:
-            p.grad = None
+        """Average the team's gradients, clip them to norm 1, update."""
+        team = self.team
+        team.wait()  # all gradients are there
+        own = [p for group in [*self.groups, self.rest] for p in self._own(group)]
+        gradients = {id(p): team.gradient(p) for p in own}
+        team.told[team.rank, 1] = sum(float(g.square().sum()) for g in gradients.values())
+        team.wait()
+        clip = min(1.0, 1.0 / (math.sqrt(float(team.told[:, 1].sum())) + 1e-6))
+        self.steps += 1
+        for group in self.groups:
+            self._muon(self._own(group), gradients, clip, scale)
+        means, squares = self.state["mean"], self.state["square"]
+        own_rest = zip(self._own(self.rest), self._own(means), self._own(squares), strict=True)
+        for p, mean, square in own_rest:
+            g = gradients[id(p)] * clip
+            mean.lerp_(g, 0.1)
+            square.lerp_(g.square(), 0.02)
+            size = (square / (1 - 0.98 ** self.steps)).sqrt_().add_(1e-10)
+            p.addcdiv_(mean, size, value=-scale * self.adam_lr / (1 - 0.9 ** self.steps))
+        team.zero()
+        team.wait()  # all parameters are new
+
+    def _muon(self, group: list[nn.Parameter], gradients: dict[int, Tensor], clip: float,
+              scale: float) -> None:
+        if not group:
+            return
+        updates = []
+        for p in group:
+            g, momentum = gradients[id(p)] * clip, self.momentum[id(p)]
+            momentum.lerp_(g, 0.05)
+            updates.append(g.lerp(momentum, 0.95).reshape(-1, *p.shape[-2:]))
+        done = orthogonalise(torch.cat(updates)).split([len(u) for u in updates])
+        rows, columns = group[0].shape[-2:]
+        rate = scale * self.muon_lr * max(1.0, rows / columns) ** 0.5
+        for p, update in zip(group, done, strict=True):
+            p.mul_(1 - 0.1 * scale * self.muon_lr).sub_(update.view_as(p), alpha=rate)
 
     def state_dict(self) -> dict:
-        return {"adam": self.adam.state_dict(), "momenta": self.momenta}
+        return {"steps": self.steps} | self.state
 
     def load_state_dict(self, state: dict) -> None:
-        self.adam.load_state_dict(state["adam"])
-        for mine, theirs in zip(self.momenta, state["momenta"], strict=True):
-            for a, b in zip(mine, theirs, strict=True):
+        self.steps = state["steps"]
+        for name, mine in self.state.items():
+            for a, b in zip(mine, state[name], strict=True):
                 a.copy_(b)
 
 
@@ -102,13 +125,19 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
 
 
 @torch.no_grad()
-def balance(model: nn.Module, rate: float) -> float:
+def balance(model: nn.Module, team: Team, rate: float) -> float:
     """Move each router's bias towards equal load; the largest load over the mean load."""
-    worst = 1.0
-    for moe in (m for m in model.modules() if hasattr(m, "load") and isinstance(m.gate, Router)):
-        if moe.load.sum() > 0:
-            worst = max(worst, float(moe.load.max() / moe.load.mean()))
-            moe.gate.bias += rate * torch.sign(moe.load.mean() - moe.load)
-            moe.gate.bias_vl.copy_(moe.gate.bias)
-            moe.load.zero_()
+    worst, routers = 1.0, [m for m in model.modules() if hasattr(m, "load")]
+    for moe, load in zip(routers, team.loads[team.rank], strict=True):
+        load[:len(moe.load)] = moe.load
+        moe.load.zero_()
+    team.wait()
+    for i, moe in enumerate(routers):
+        load = team.loads[:, i, :len(moe.load)].sum(0)
+        if load.sum() > 0:
+            worst = max(worst, float(load.max() / load.mean()))
+            if team.rank == 0:
+                moe.gate.bias += rate * torch.sign(load.mean() - load)
+                moe.gate.bias_vl.copy_(moe.gate.bias)
+    team.wait()
     return worst

@@ -1,7 +1,8 @@
 """Train `v41-tiny`: the target with quantisation-aware forward, then the draft, then export.
 
     python examples/tiny_model/train.py --out RUN          # about 75 minutes on 2 cores
-    python examples/tiny_model/train.py --out RUN          # the same command resumes
+    python examples/tiny_model/train.py --out RUN          # the same command resumes; after the
+                                                           # end it calibrates and exports again
     python examples/tiny_model/train.py --out RUN --smoke  # every stage in under 2 minutes
 """
 
@@ -17,12 +18,13 @@ from pathlib import Path
 import torch
 from chats import KINDS, chat
 from config import SMOKE, TRAINED, make_config
-from data import Batches, encode_files, is_held_out, read_corpus
+from data import Batches, encode_files, held_out, is_held_out, read_corpus
 from draft_training import calibrate, draft_loss
 from export import export
 from model import Model
 from optim import Optimizer, balance, initialise
 from quant import Precision
+from team import Team
 from tokenizer import token_classes, train_tokenizer
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -33,7 +35,8 @@ INDEX_LOSS = 0.1  # the indexer's parameters get gradients from nothing else
 @dataclass
 class Plan:
     """Lengths of the stages. Progress is the larger share of steps or of minutes used, so a slow
-    machine trains less but ends in time."""
+    machine trains less but ends in time. A minute is one of processor time of the first process:
+    on an idle machine the same as a minute of the clock."""
 
     target_steps: int = 4000
     target_minutes: float = 52
@@ -112,11 +115,13 @@ def learning_rate(progress: float) -> float:
     return min(1.0, progress / 0.02 + 0.02) * min(1.0, (1 - progress) / 0.6)
 
 
-def train_stage(run: Run, name: str, model: Model, parameters: list, steps: int, minutes: float,
-                batch: Callable[[int, float], Tensor],
+def train_stage(run: Run, name: str, model: Model, team: Team, parameters: list, steps: int,
+                minutes: float, batch: Callable[[int, float], Tensor],
                 loss_of: Callable[[Tensor, int], tuple[Tensor, dict[str, float]]]) -> None:
     """One stage, from where its saved state stands. Logs every 20 steps, saves every 5 minutes."""
-    optimizer = Optimizer(parameters)
+    optimizer = Optimizer(parameters, team)
+    team.join(team.rank)  # which parameters have gradients differs between the stages
+    team.zero()
     state = run.state.get(name, {"step": 0, "seconds": 0.0})
     if "optimizer" in state:
         optimizer.load_state_dict(state["optimizer"])
@@ -124,21 +129,25 @@ def train_stage(run: Run, name: str, model: Model, parameters: list, steps: int,
         return
     step, seconds, sums, count = state["step"], state["seconds"], {}, 0
     while True:
-        begin = time.monotonic()
-        progress = max(step / steps, seconds / 60 / minutes)
+        begin = time.process_time()
+        team.told[team.rank, 0] = seconds
+        team.wait()
+        progress = max(step / steps, float(team.told[0, 0]) / 60 / minutes)
         if progress >= 1:
             break
-        tokens = batch(step, progress)
+        tokens = batch(step * team.size + team.rank, progress)
         loss, values = loss_of(tokens, step)
         if not math.isfinite(float(loss.detach())):
             raise FloatingPointError(f"stage {name}, step {step}: the loss is {float(loss)}")
         loss.backward()
         optimizer.step(learning_rate(progress))
-        values["load"] = balance(model, 3e-3 * (1 - progress))
+        values["load"] = balance(model, team, 3e-3 * (1 - progress))
         step, count = step + 1, count + 1
         for key, value in values.items():
             sums[key] = sums.get(key, 0.0) + value
-        seconds += time.monotonic() - begin
+        seconds += time.process_time() - begin
+        if team.rank:  # the first process logs and saves
+            continue
         if count == 20:
             run.log(stage=name, step=step, minutes=seconds / 60, length=tokens.shape[1] - 1,
                     rate=learning_rate(progress), **{k: v / count for k, v in sums.items()})
@@ -146,8 +155,51 @@ def train_stage(run: Run, name: str, model: Model, parameters: list, steps: int,
         if time.monotonic() - run.saved > run.plan.save_seconds:
             run.save(model=model.state_dict(), **{name: {
                 "step": step, "seconds": seconds, "optimizer": optimizer.state_dict()}})
+    if team.rank:
+        return
     run.log(stage=name, step=step, minutes=seconds / 60, done="yes")
     run.save(model=model.state_dict(), **{name: {"step": step, "seconds": seconds, "done": True}})
+
+
+def stages(run: Run, plan: Plan, model: Model, tokenizer: Tokenizer, texts: dict[str, str],
+           team: Team, rank: int, seed: int) -> None:
+    """Both training stages, in one process of the team."""
+    team.rank = rank
+    documents = encode_files(tokenizer, [t for n, t in texts.items() if not is_held_out(n)])
+    batches = Batches(documents, tokenizer, seed)
+
+    def batch(step: int, progress: float) -> Tensor:
+        length = [n for start, n in plan.lengths if progress >= start][-1]
+        rows = max(1, plan.tokens // length // team.size)
+        return torch.from_numpy(batches(step, rows, length)).long()
+
+    try:
+        model.train()
+        of_target = [(n, p) for n, p in model.named_parameters() if not n.startswith("draft.")]
+        train_stage(run, "target", model, team, of_target, plan.target_steps, plan.target_minutes,
+                    batch, lambda tokens, step: target_loss(model, tokens))
+        for _, p in of_target:
+            p.requires_grad_(False)
+        model.eval()  # the target is frozen and no longer balanced
+        model.draft.train()
+        of_draft = [(n, p) for n, p in model.named_parameters() if n.startswith("draft.")]
+        train_stage(run, "draft", model, team, of_draft, plan.draft_steps, plan.draft_minutes,
+                    lambda step, progress: batch(10**6 + step, 0.7),
+                    lambda tokens, step: draft_loss(model, tokens, step * team.size + team.rank))
+        model.eval()
+    except BaseException:
+        team.abort()
+        raise
+
+
+def calibration_batches(plan: Plan, texts: dict[str, str], tokenizer: Tokenizer, seed: int,
+                        half: int, count: int) -> list[Tensor]:
+    """Batches of one half of the held-out files, with chats among them."""
+    chosen = held_out(texts, half) or list(texts.values())[:1]
+    length = plan.lengths[1][1]
+    batches = Batches(encode_files(tokenizer, chosen), tokenizer, seed + 1 + half)
+    return [torch.from_numpy(batches(i, plan.tokens // length, length)).long()
+            for i in range(count)]
 
 
 def main() -> None:
@@ -156,10 +208,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--minutes", type=float, help="of both training stages; default 66")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     plan, sizes = (SMOKE_PLAN, SMOKE) if args.smoke else (Plan(), TRAINED)
     if args.minutes is not None:
         share = args.minutes / (plan.target_minutes + plan.draft_minutes)
@@ -169,33 +221,16 @@ def main() -> None:
     model, tokenizer, texts = prepare(run, sizes, args.seed)
     if "model" in run.state:
         model.load_state_dict(run.state["model"])
-    documents = encode_files(tokenizer, [t for n, t in texts.items() if not is_held_out(n)])
-    batches = Batches(documents, tokenizer, args.seed)
-
-    def batch(step: int, progress: float) -> Tensor:
-        length = [n for start, n in plan.lengths if progress >= start][-1]
-        return torch.from_numpy(batches(step, plan.tokens // length, length)).long()
-
-    model.train()
-    of_target = [(n, p) for n, p in model.named_parameters() if not n.startswith("draft.")]
-    train_stage(run, "target", model, of_target, plan.target_steps, plan.target_minutes, batch,
-                lambda tokens, step: target_loss(model, tokens))
-    for _, p in of_target:
-        p.requires_grad_(False)
-    model.eval()  # the target is frozen and no longer balanced
-    model.draft.train()
-    of_draft = [(n, p) for n, p in model.named_parameters() if n.startswith("draft.")]
-    length = plan.lengths[1][1]
-    train_stage(run, "draft", model, of_draft, plan.draft_steps, plan.draft_minutes,
-                lambda step, progress: torch.from_numpy(
-                    batches(10**6 + step, plan.tokens // length, length)).long(),
-                lambda tokens, step: draft_loss(model, tokens, step))
-    model.eval()
-    held_out = Batches(encode_files(tokenizer, [t for n, t in texts.items() if is_held_out(n)]
-                                    or list(texts.values())[:1]), tokenizer, args.seed + 1)
-    temperatures, report = calibrate(model, [
-        torch.from_numpy(held_out(i, plan.tokens // length, length)).long()
-        for i in range(2 if args.smoke else 12)])
+    team = Team(model, args.workers)
+    others = team.start(lambda rank: stages(run, plan, model, tokenizer, texts, team, rank,
+                                            args.seed))
+    stages(run, plan, model, tokenizer, texts, team, 0, args.seed)
+    for process in others:
+        process.join()
+    model.precision.bf16 = model.precision.tiled = True  # as it will run
+    temperatures, report = calibrate(model, *(
+        calibration_batches(plan, texts, tokenizer, args.seed, half, 2 if args.smoke else 24)
+        for half in (0, 1)))
     run.log(stage="calibration", **report)
     size = export(model, tokenizer, args.out / "v41-tiny", temperatures)
     run.log(stage="export", bytes=size)

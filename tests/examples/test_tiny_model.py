@@ -34,7 +34,7 @@ def run(script: str, *args: str, timeout: float) -> str:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trained")
-    run("train.py", "--smoke", "--threads", "1", "--out", str(out), timeout=120)
+    run("train.py", "--smoke", "--workers", "2", "--out", str(out), timeout=120)
     return out
 
 
@@ -58,7 +58,7 @@ def test_the_export_holds_exactly_the_declared_tensors(trained: Path) -> None:
 
 def test_a_finished_run_resumes_to_the_same_weights(trained: Path) -> None:
     before = CheckpointReader(trained / "v41-tiny").fingerprint()
-    run("train.py", "--smoke", "--threads", "1", "--out", str(trained), timeout=120)
+    run("train.py", "--smoke", "--workers", "2", "--out", str(trained), timeout=120)
     assert CheckpointReader(trained / "v41-tiny").fingerprint() == before
 
 
