@@ -19,8 +19,14 @@ from deepinfer.ops.rope import rope
 
 @dataclass(slots=True)
 class Shared:
-    """What later layers read of earlier ones (spec §2.7): the newest source wins."""
+    """What later layers read of earlier ones (spec §2.7): the newest source wins.
 
+    Args:
+        source: the layer whose compressed entries and index keys these are.
+        kv, index_keys: caches. topk, candidates: selections of the newest index source.
+    """
+
+    source: int | None = None
     kv: tuple[Value, Value] | None = None
     index_keys: tuple[Value, Value] | None = None
     topk: Value | None = None
@@ -53,33 +59,40 @@ def output(c: Context, layer: LayerSpec, o: Value, p: str) -> Value:
 
 
 def compress(c: Context, layer: LayerSpec, u: Value, p: str, shared: Shared) -> None:
-    """Write this KV source's compressed entries and index keys (spec §2.5, §2.6)."""
+    """Write this KV source's compressed entries and index keys (spec §2.5, §2.6).
+
+    It takes all rows of the step, also at the replay cut: every position has its entries.
+    """
     a = f"{p}.attn.compressor"
-    positions, request = c.rows_of.positions, c.rows_of.request
+    rows = c.all_rows
+    positions, request = rows.positions, rows.request
     with c.b.scope("compressor"):
         if layer.ratio == 2:
-            groups = Sym("num_groups", c.rows.max)
+            groups = Sym("num_groups", rows.rows.max)
             group_rows = c.input("group_rows", (groups,))
-            positions = c.input("group_positions", (groups,))
+            positions = entries = c.input("group_positions", (groups,))
             request = c.input("group_request", (groups,))
             value = c.linear(u, f"{a}.wkv", out="f32")
             gate = c.linear(u, f"{a}.wgate", out="f32")
-            pending = c.b.state(f"{p}.pending", TensorType((c.slots, 2, c.cfg.head_dim), F32))
-            latent = compress_pairs(value, gate, group_rows, request, c.rows_of.spans, pending)
-            pending_write(value, gate, c.rows_of.positions, c.rows_of.spans, pending)
+            pending = c.b.state(f"{p}.pending", TensorType(
+                (c.slots, c.limits.pending, 2, c.cfg.head_dim), F32))
+            latent = compress_pairs(value, gate, group_rows, positions, request, rows.spans,
+                                    pending)
+            pending_write(value, gate, rows.positions, rows.spans, pending)
         else:
+            entries = c.input("entry_positions", (rows.rows,))
             latent = c.linear(u, f"{a}.wkv")
         latent = c.norm(latent, f"{a}.norm.weight")
         kv = rope(latent, positions, c.rope_table(layer), heads=1, name="kv")
         kv4 = quantize_fp4_e4m3(kv, block=16, name="kv4")
-        shared.kv = c.kv_cache(layer.index)
-        kv_write(*kv4, positions, request, c.pages, *shared.kv, ratio=layer.ratio)
+        shared.source, shared.kv = layer.index, c.kv_cache(layer.index)
+        kv_write(*kv4, entries, request, c.pages, *shared.kv, ratio=layer.ratio)
     with c.b.scope("indexer"):  # its keys are made of the latent before rotation
         keys = c.norm(c.linear(latent, f"{p}.attn.indexer.wk"), f"{p}.attn.indexer.k_norm.weight")
         keys = rope(keys, positions, c.rope_table(layer), heads=1, name="key")
         keys4 = quantize_fp4(keys, block=BLOCK, name="key4")
         shared.index_keys = c.index_cache(layer.index)
-        kv_write(*keys4, positions, request, c.pages, *shared.index_keys, ratio=layer.ratio)
+        kv_write(*keys4, entries, request, c.pages, *shared.index_keys, ratio=layer.ratio)
 
 
 def select(c: Context, layer: LayerSpec, u: Value, qr: Value, p: str, shared: Shared) -> None:
@@ -108,7 +121,7 @@ def attention(c: Context, layer: LayerSpec, p: str, shared: Shared, u: Value) ->
     cfg, rows = c.cfg, c.rows_of
     qr, q = queries(c, layer, u, p)
     k, k_sf = window_kv(c, layer, u, p)
-    if layer.is_kv_source:
+    if layer.is_kv_source and shared.source != layer.index:  # at the replay cut it is done
         compress(c, layer, u, p, shared)
     if layer.is_index_source:
         with c.b.scope("indexer"):

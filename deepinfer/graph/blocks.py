@@ -17,11 +17,15 @@ from deepinfer.ops.quant import quantize_fp8
 
 
 def sublayer(c: Context, p: str, kind: str, streams: Value, pre: Value,
-             run: Callable[[Value], Value]) -> tuple[Value, Value]:
+             run: Callable[[Value], Value], u: Value | None = None) -> tuple[Value, Value]:
     """One sublayer between its hyper-connections (spec §2.3, "SinglePass mHC").
 
     The streams collapse with the ``pre`` handed over by the sublayer before; the ``pre`` computed
     here is for the next one.
+
+    Args:
+        p: the layer's name. kind: "attn" or "ffn". streams, pre: as they come in.
+        run: the sublayer proper. u: its input, where it is known already.
 
     Returns:
         The new streams, and the ``pre`` to hand over.
@@ -32,8 +36,14 @@ def sublayer(c: Context, p: str, kind: str, streams: Value, pre: Value,
             streams, c.w(f"{p}.hc_{kind}_fn"), c.w(f"{p}.hc_{kind}_base"),
             c.w(f"{p}.hc_{kind}_scale"), hc=cfg.hc_mult, iters=cfg.hc_sinkhorn_iters,
             hc_eps=cfg.hc_eps, eps=cfg.rms_norm_eps)
-        u = c.norm(hyper_collapse(streams, pre), f"{p}.{kind}_norm.weight")
+        if u is None:
+            u = collapsed(c, p, kind, streams, pre)
         return hyper_post(run(u), streams, post, comb), next_pre
+
+
+def collapsed(c: Context, p: str, kind: str, streams: Value, pre: Value) -> Value:
+    """The input of a sublayer: the streams' weighted sum, normed."""
+    return c.norm(hyper_collapse(streams, pre), f"{p}.{kind}_norm.weight")
 
 
 def moe(c: Context, p: str, experts_per_token: int, u: Value, *, images: bool = True) -> Value:
@@ -68,7 +78,7 @@ def engram(c: Context, layer: LayerSpec, streams: Value, p: str) -> Value:
     e = f"{p}.engram"
     with c.b.scope(e):
         token_map = c.b.weight("derived.token_map", TensorType((cfg.vocab_size,), I32))
-        lookback = c.input("lookback", (c.rows, cfg.engram_max_ngram_size))
+        lookback = c.keep(c.input("lookback", (c.all_rows.rows, cfg.engram_max_ngram_size)))
         rows = engram_hash(
             lookback, c.is_image, token_map,
             multipliers=hash_multipliers(layer.index, max_ngram=cfg.engram_max_ngram_size,

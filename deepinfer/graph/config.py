@@ -226,6 +226,14 @@ class ModelConfig:
         return self.kv_source_layer_ids[-1]
 
     @property
+    def can_replay(self) -> bool:
+        """Whether a prefill may leave rows behind at the cut: the layers before it are all that
+        reads n-grams, and the taps are all behind it (spec §4.1)."""
+        taps = self.dspark_target_layer_ids if self.n_stages else ()
+        return all(i < self.replay_cut for i in self.engram_layer_ids) and all(
+            i >= self.replay_cut for i in taps)
+
+    @property
     def replay_keep(self) -> int:
         """Rows kept by a bounded replay: window + 2 * (drafts + 1), 140 in the release (§4.1)."""
         drafts = self.dspark_block_size if self.n_stages else 0

@@ -10,7 +10,8 @@ from deepinfer.graph.limits import Limits
 from deepinfer.graph.weights import WeightDecl, weight_table
 from deepinfer.ir import Builder, Sym, TensorType, Value
 from deepinfer.ir.types import BF16, DTYPES, E2M1, E4M3, F32, I32, U8, UE8M0, Dim, DType
-from deepinfer.ops.gemm import linear, linear_fp8
+from deepinfer.ops.gemm import gather_rows, linear, linear_fp8
+from deepinfer.ops.hyper import hyper_gather
 from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.quant import quantize_fp8
 
@@ -22,14 +23,28 @@ class Rows:
     """The inputs that say which rows a step has and whose they are.
 
     Args:
+        rows: their dim.
         positions: i32[N] absolute position of each row.
         request: i32[N] the row's request, an index into ``spans`` and ``pages``.
-        spans: i32[R,3] of each request: state slot, first row, end row.
+        spans: i32[R,4] of each request: state slot, first row, end row, and the floor: the first
+            position that window attention sees.
+        is_image: name of the u8[N] input that marks the rows of an image.
     """
 
+    rows: Sym
     positions: Value
     request: Value
     spans: Value
+    is_image: str
+
+    @staticmethod
+    def declare(b: Builder, rows: Sym, requests: Dim, prefix: str = "", is_image: str = ""
+                ) -> Rows:
+        """The inputs ``<prefix>positions`` and so on."""
+        return Rows(rows, b.input(f"{prefix}positions", TensorType((rows,), I32)),
+                    b.input(f"{prefix}request", TensorType((rows,), I32)),
+                    b.input(f"{prefix}spans", TensorType((requests, 4), I32)),
+                    is_image or f"{prefix}is_image")
 
 
 @dataclass(slots=True)
@@ -38,24 +53,24 @@ class Context:
 
     Args:
         b: the open builder. cfg: the model. limits: the largest sizes.
-        rows: dim of the step's rows. rows_of: which rows the step has.
+        all_rows: the rows of the step. rows_of: those that the layers at hand run on.
+        kept: which of all rows they are, if a replayed prefill has left the others behind.
     """
 
     b: Builder
     cfg: ModelConfig
     limits: Limits
-    rows: Sym
+    all_rows: Rows
     rows_of: Rows
+    kept: Value | None = None
     _table: Mapping[str, WeightDecl] = field(default_factory=dict)
     _quantized: dict[Value, tuple[Value, Value]] = field(default_factory=dict)
 
     @staticmethod
     def open(b: Builder, cfg: ModelConfig, limits: Limits, rows: Sym, requests: Sym) -> Context:
         table = {d.value: d for d in weight_table(cfg)}
-        return Context(b, cfg, limits, rows, Rows(
-            b.input("positions", TensorType((rows,), I32)),
-            b.input("request", TensorType((rows,), I32)),
-            b.input("spans", TensorType((requests, 3), I32))), table)
+        declared = Rows.declare(b, rows, requests)
+        return Context(b, cfg, limits, declared, declared, _table=table)
 
     def w(self, name: str) -> Value:
         """The weight ``name`` as the checkpoint declares it."""
@@ -66,18 +81,37 @@ class Context:
         return self.b.input(name, TensorType(shape, dtype))
 
     @property
+    def drafts(self) -> int:
+        """Earlier drafts of a block that a row of a verify step may have to count."""
+        return max(1, self.limits.draft_width)
+
+    @property
     def slots(self) -> Sym:
         return Sym("num_slots", self.limits.max_num_seqs)
 
     @property
     def is_image(self) -> Value:
-        return self.input("is_image", (self.rows,), U8)
+        return self.input(self.rows_of.is_image, (self.rows_of.rows,), U8)
+
+    def cut(self) -> None:
+        """From here on layers run on the rows that ``kept_rows`` picks (spec §4.1)."""
+        rows = Sym("num_kept", self.all_rows.rows.max)
+        self.kept = self.input("kept_rows", (rows,))
+        self.rows_of = Rows.declare(self.b, rows, self.all_rows.spans.type.shape[0], "kept_")
+
+    def keep(self, x: Value) -> Value:
+        """The kept rows of a value of all rows: channels, or streams of channels."""
+        if self.kept is None:
+            return x
+        pick = hyper_gather if len(x.type.shape) == 3 else gather_rows
+        kept: Value = pick(x, self.kept, name="kept")
+        return kept
 
     @property
     def pages(self) -> Value:
         """i32[requests, pages]: the page table of each request of the step."""
         width = Sym("pages_per_seq", self.limits.pages_per_seq)
-        return self.input("pages", (self.rows_of.spans.type.shape[0], width))
+        return self.input("pages", (self.all_rows.spans.type.shape[0], width))
 
     def rope_table(self, layer: LayerSpec) -> Value:
         """f32[positions, rope dims] of cos, sin pairs: derived when weights are loaded."""

@@ -14,9 +14,15 @@ from deepinfer.graph.blocks import moe, sublayer
 from deepinfer.graph.config import LayerSpec, ModelConfig
 from deepinfer.graph.context import Context, Rows
 from deepinfer.graph.limits import Limits
-from deepinfer.graph.v41_flash import PURPOSE_TOKEN, sampling_inputs
+from deepinfer.graph.v41_flash import (
+    PURPOSE_TOKEN,
+    adjustments,
+    masking,
+    sampling_inputs,
+)
 from deepinfer.ir import Builder, Graph, Sym, TensorType, Value
-from deepinfer.ir.types import BF16, F32, I32
+from deepinfer.ir.types import BF16, F32
+from deepinfer.ops.adjust import adjust_logits, recent_push, recent_start
 from deepinfer.ops.attention import draft_attention
 from deepinfer.ops.cache import window_write
 from deepinfer.ops.draft import confidence, draft_logits, take_step
@@ -47,9 +53,7 @@ def draft(cfg: ModelConfig, limits: Limits) -> Graph:
                 k, k_sf = window_kv(c, stage, mixed, f"mtp.{i}")
                 window_write(k, k_sf, context.positions, context.request, context.spans,
                              *c.ring(f"mtp.{i}"))
-        c.rows, c.rows_of = rows, Rows(c.input("block_positions", (rows,)),
-                                       c.input("block_request", (rows,)),
-                                       c.input("block_spans", (drafting, 3)))
+        c.rows_of = Rows.declare(b, rows, drafting, "block_", is_image="is_image")
         tokens = c.input("block_tokens", (rows,))
         with b.scope("mtp.embed"):
             streams = hyper_expand(embed(tokens, c.w("embed.weight")), copies=cfg.hc_mult)
@@ -76,22 +80,31 @@ def block_attention(c: Context, stage: LayerSpec, p: str, u: Value) -> Value:
 
 
 def markov(c: Context, h: Value, drafting: Sym) -> list[Value]:
-    """Draft token by token: each adds its rank-256 bias to the next row's logits (spec §5.3)."""
+    """Draft token by token: each adds its rank-256 bias to the next row's logits (spec §5.3).
+
+    A draft goes through the target's transforms, with its block's earlier drafts counted
+    (DESIGN §6).
+    """
     cfg, last = c.cfg, f"mtp.{c.cfg.n_stages - 1}"
     with c.b.scope("draft"):
         logits = linear(c.norm(h, f"{last}.norm.weight"), c.w("head.weight"), out="f32",
                         name="logits")
         previous = c.input("anchor", (drafting,))
         temperatures = c.b.input("calibration", TensorType((cfg.dspark_block_size,), F32))
-        params = sampling_inputs(c, drafting)
+        params, about = sampling_inputs(c, drafting), adjustments(c, drafting)
+        recent = recent_start(previous, width=max(c.drafts, cfg.dspark_block_size - 1))
         tokens, confidences = [], []
         for k in range(cfg.dspark_block_size):
             with c.b.scope(str(k)):
                 e = embed(previous, c.w(f"{last}.markov_head.embed.weight"), name="markov")
                 bias = c.linear(e, f"{last}.markov_head.head", out="f32")
                 row = draft_logits(logits, bias, step=k, block=cfg.dspark_block_size)
-                position = c.input(f"sample_position.{k}", (drafting,), I32)
+                row = adjust_logits(row, *about, recent, *masking(c, drafting, f".{k}"),
+                                    name="adjusted")
+                position = c.input(f"sample_position.{k}", (drafting,))
                 previous = sample(row, *params, position, purpose=PURPOSE_TOKEN, name="token")
+                if k + 1 < cfg.dspark_block_size:
+                    recent = recent_push(recent, previous, name="recent")
                 hk = take_step(h, step=k, block=cfg.dspark_block_size)
                 z = c.linear(concat(hk, e), f"{last}.confidence_head.proj", out="f32")
                 confidences.append(confidence(z, temperatures, step=k))

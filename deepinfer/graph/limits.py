@@ -58,6 +58,17 @@ class Limits:
         return cfg.sliding_window + 1 + self.draft_width
 
     @property
+    def pending(self) -> int:
+        """Even positions whose ratio-2 projections are kept: all of a verify step's."""
+        return self.draft_width // 2 + 1
+
+    @property
+    def max_num_masks(self) -> int:
+        """Token masks of one step: a row each at most, sampled in prefill or drafts and their
+        anchor."""
+        return self.max_num_batched_tokens + self.max_num_seqs * (1 + self.draft_width)
+
+    @property
     def pages_per_seq(self) -> int:
         return -(-self.max_model_len // self.page_size)
 

@@ -28,12 +28,12 @@ ONLINE_SOFTMAX = Order(
 
 
 @op("q:bf16[N,H*D], k:e4m3[N,D], k_sf:ue8m0[N,F], ring:e4m3[S,W,D], ring_sf:ue8m0[S,W,F], "
-    "sink:f32[H], positions:i32[N], request:i32[N], spans:i32[R,3] -> o:bf16[N,H*D]",
+    "sink:f32[H], positions:i32[N], request:i32[N], spans:i32[R,4] -> o:bf16[N,H*D]",
     order=ONLINE_SOFTMAX)
 def window_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Array, sink: Array,
                      positions: Array, request: Array, spans: Array, *, window: int, scale: float
                      ) -> Array:
-    """Attention of each row p to the positions max(0, p-window+1) .. p of its request.
+    """Attention of each row p to the positions max(p-window+1, floor) .. p of its request.
 
     s = (q.k)*scale; o = sum exp(s-m) k / (sum exp(s-m) + exp(sink-m)), m = max s, as an online
     softmax: per tile m' = max(m, s), a = exp(m-m'), P = exp(s-m'), l = l*a + sum P,
@@ -42,22 +42,24 @@ def window_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Arra
     Args:
         q: queries, H heads. k, k_sf: keys of the step's rows. ring, ring_sf: keys of earlier
             positions, position p in slot p % W, W >= window. sink: logit per head, not scaled.
-        positions: of the rows. request: index into spans. spans: (slot, first row, end row) of each
-            request, whose positions ascend by 1. window: positions seen. scale: D^-0.5.
+        positions: of the rows. request: index into spans. spans: (slot, first row, end row, floor)
+            of each request, whose positions ascend by 1; floor >= 0 is the first position that is
+            seen, but for a row before it, which sees itself alone. window: positions seen.
+            scale: D^-0.5.
     Order: q.k in gemm order over D; sum P by ``lane_sum`` (16 lanes) over the tile's 64 keys; P.V
         in gemm order over the 64 keys, continuing from O*a.
-    Source: spec §2.4, §11.5.
+    Source: spec §2.4, §4, §11.5.
     """
     out = np.empty(q.shape, q.dtype)
     for row, position in enumerate(positions):
-        low = max(0, position - window + 1)
+        low = first_seen(position, window, spans[request[row], 3])
         tiles = window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low, position)
         out[row] = _attend(q[row].reshape(len(sink), -1), tiles, sink, scale)
     return out
 
 
 @op("q:bf16[N,H*D], k:e4m3[N,D], k_sf:ue8m0[N,F], ring:e4m3[S,W,D], ring_sf:ue8m0[S,W,F], "
-    "sink:f32[H], positions:i32[N], request:i32[N], spans:i32[R,3], idx:i32[N,K], pages:i32[R,P], "
+    "sink:f32[H], positions:i32[N], request:i32[N], spans:i32[R,4], idx:i32[N,K], pages:i32[R,P], "
     "kv:e2m1[T,E,D], kv_sf:e4m3[T,E,D/16] -> o:bf16[N,H*D]", order=ONLINE_SOFTMAX)
 def sparse_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Array, sink: Array,
                      positions: Array, request: Array, spans: Array, idx: Array, pages: Array,
@@ -68,11 +70,11 @@ def sparse_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Arra
         idx: picks of each row, ascending; -1 is no pick. pages: page table. kv, kv_sf: compressed
             entries, entry j in page pages[request, j // E], slot j % E. The others as there.
     Order: as ``window_attention``; the picks without -1 follow in tiles of 64 ranks.
-    Source: spec §2.4, §11.3, §11.5.
+    Source: spec §2.4, §4, §11.3, §11.5.
     """
     out = np.empty(q.shape, q.dtype)
     for row, position in enumerate(positions):
-        low = max(0, position - window + 1)
+        low = first_seen(position, window, spans[request[row], 3])
         tiles = [*window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low,
                                position),
                  *picked_tiles(idx[row], pages[request[row]], kv, kv_sf)]
@@ -81,7 +83,7 @@ def sparse_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Arra
 
 
 @op("q:bf16[N,H*D], k:e4m3[N,D], k_sf:ue8m0[N,F], ring:e4m3[S,W,D], ring_sf:ue8m0[S,W,F], "
-    "sink:f32[H], positions:i32[N], request:i32[N], spans:i32[R,3] -> o:bf16[N,H*D]",
+    "sink:f32[H], positions:i32[N], request:i32[N], spans:i32[R,4] -> o:bf16[N,H*D]",
     order=ONLINE_SOFTMAX)
 def draft_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Array, sink: Array,
                     positions: Array, request: Array, spans: Array, *, window: int, scale: float
@@ -89,7 +91,7 @@ def draft_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Array
     """Attention of a draft block: each row sees the whole block and the window before it.
 
     A request's rows are its block, at positions p+1 .. p+block; every one of them sees the ring's
-    positions max(0, p-window+1) .. p and all keys of the block, not only the earlier ones.
+    positions max(p-window+1, floor) .. p and all keys of the block, not only the earlier ones.
 
     Args: as ``window_attention``; W >= window.
     Order: as ``window_attention``, the block's keys in the same absolute tiles.
@@ -99,16 +101,22 @@ def draft_attention(q: Array, k: Array, k_sf: Array, ring: Array, ring_sf: Array
     for row in range(len(q)):
         span = spans[request[row]]
         start = positions[span[1]]
-        tiles = window_tiles(k, k_sf, ring, ring_sf, positions, span, max(0, start - window),
+        low = first_seen(start, window + 1, span[3])  # the window before the block, and the block
+        tiles = window_tiles(k, k_sf, ring, ring_sf, positions, span, low,
                              start + span[2] - span[1] - 1)
         out[row] = _attend(q[row].reshape(len(sink), -1), tiles, sink, scale)
     return out
 
 
+def first_seen(position: int, window: int, floor: int) -> int:
+    """The first position in the window of ``position``: none before the floor but its own."""
+    return min(max(position - window + 1, floor), position)
+
+
 def window_tiles(k: Array, k_sf: Array, ring: Array, ring_sf: Array, positions: Array, span: Array,
                  low: int, high: int) -> Iterator[tuple[Array, Array]]:
     """(keys bf16[64,D], visible bool[64]) of each tile that meets the positions low..high."""
-    slot, first, _ = span
+    slot, first = span[0], span[1]
     start = positions[first]  # older positions are in the ring, these and newer ones in k
     block = k.shape[1] // k_sf.shape[1]
     for base in range(low - low % TILE, high + 1, TILE):

@@ -14,7 +14,7 @@ from deepinfer.ops.rope import rope
 Array = NDArray[Any]
 
 
-@op("x:bf16[N,D], positions:i32[N], table:f32[L,B], request:i32[N], spans:i32[R,3], "
+@op("x:bf16[N,D], positions:i32[N], table:f32[L,B], request:i32[N], spans:i32[R,4], "
     "!ring:e4m3[S,W,D], !ring_sf:ue8m0[S,W,D/block] -> q:e4m3[N,D], sf:ue8m0[N,D/block]",
     order=BLOCK_MAX)
 def rope_window_write(x: Array, positions: Array, table: Array, request: Array, spans: Array,

@@ -140,3 +140,14 @@ def hyper_mean(x: Array) -> Array:
     for c in range(1, v.shape[1]):
         acc = acc + v[:, c]
     return to_bf16(acc / np.float32(v.shape[1]))
+
+
+@op("x:bf16[N,H,C], rows:i32[K] -> y:bf16[K,H,C]", order=ELEMENTWISE)
+def hyper_gather(x: Array, rows: Array) -> Array:
+    """Pick rows of the streams: y[i] = x[rows[i]].
+
+    Args:
+        x: residual streams. rows: indices in [0, N).
+    Source: spec §4.1; only rows kept by a replayed prefill go on after the cut.
+    """
+    return x[rows]

@@ -86,7 +86,8 @@ class Kernel:
         op: the op's name.
         build: Spec -> a TileLang prim_func whose buffers are named as the op's operands.
         items: the extent that a caller may cut into ranges ``lo, hi``: a product of dims,
-            attributes and ints over an int ("N", "M/16", "N*heads"); at most one dim is symbolic.
+            attributes, numbers of the schedule and ints, over some of these ("N", "M/16",
+            "N*heads", "N/rows"); at most one dim is symbolic.
             Items write disjoint outputs, and no result depends on the cut.
         space: Spec -> its schedules, the default first.
         scratch: Spec -> bytes of scratch a thread needs (operand ``scratch: u8``); 0 for none.
@@ -124,11 +125,12 @@ class Extent:
     @staticmethod
     def parse(text: str, spec: Spec) -> Extent:
         sym, mul, div = None, 1, 1
+        known = {**dict(spec.schedule.items), **spec.attrs, **spec.dims}
         if not re.fullmatch(r"\w+([*/]\w+)*", text):
             raise TargetError(f"cannot read the items '{text}'", where=f"kernel {spec.op.name}",
                               next="write a product of dims, attributes and ints, as 'N*heads/16'")
         for sign, word in re.findall(r"([*/]?)(\w+)", text):
-            size: Any = int(word) if word.isdigit() else spec.dims.get(word, spec.attrs.get(word))
+            size: Any = int(word) if word.isdigit() else known.get(word)
             if size is None or (isinstance(size, Sym) and (sym is not None or sign == "/")):
                 raise TargetError(f"cannot form the items '{text}'", where=f"kernel {spec.op.name}",
                                   next="use at most one symbolic dim, as a factor")

@@ -64,6 +64,15 @@ def test_a_large_sink_and_large_scores() -> None:
     verify("window_attention", tuple(case), **ATTENTION)
 
 
+@pytest.mark.parametrize("floors", [[1, 28, 127, 55], [2, 31, 140, 66], [9, 30, 130, 60]])
+def test_floors(floors: list[int]) -> None:
+    """Below, in and above the step's rows, over rings that are poisoned below them."""
+    verify("window_attention", window_case(STEP, **SHAPE, floors=floors), **ATTENTION)
+    verify("draft_attention", window_case(STEP, **SHAPE, floors=floors), **ATTENTION)
+    verify("sparse_attention",
+           sparse_case(STEP, **SHAPE, ratio=2, k=130, size=8, floors=floors), **ATTENTION)
+
+
 def test_sparse_attention() -> None:
     verify("sparse_attention", sparse_case(STEP, **SHAPE, ratio=2, k=130, size=8), **ATTENTION)
 
@@ -149,7 +158,7 @@ def test_window_write() -> None:
 def test_kv_write(block: int) -> None:
     quantize = quantize_fp4_e4m3 if block == 16 else quantize_fp4_ue8m0
     q, sf = quantize(queries(6, 64, 0))
-    positions = np.array([4, 6, 8, 0, 2, 10], np.int32)
+    positions = np.array([4, 6, -1, 0, 2, 10], np.int32)  # -1: no entry is written
     request = np.array([0, 0, 0, 1, 1, 1], np.int32)
     pages = np.array([[3, 0, -1], [1, 4, -1]], np.int32)
     caches = poison((5, 3, 32), np.uint8), poison((5, 3, 64 // block), sf.dtype)
@@ -157,13 +166,15 @@ def test_kv_write(block: int) -> None:
 
 
 def test_compress_pairs_and_pending_write() -> None:
-    """Groups inside a request, groups whose first half is pending, and halves left over."""
+    """Groups inside a request, groups whose first half is pending, and halves left over; more
+    even rows than the ring of pending positions holds."""
     rng = np.random.default_rng(1)
-    positions, request, spans = rows_of([(2, 0, 5), (0, 7, 2), (1, 3, 1), (3, 0, 0)])
-    a, g = (rng.normal(size=(8, 48)).astype(np.float32) * 30 for _ in range(2))
-    pending = poison((4, 2, 48), np.float32)
-    pending[:2] = rng.normal(size=(2, 2, 48))
+    positions, request, spans = rows_of([(2, 0, 9), (0, 7, 2), (1, 3, 1), (3, 0, 0)])
+    a, g = (rng.normal(size=(12, 48)).astype(np.float32) * 30 for _ in range(2))
+    pending = poison((4, 3, 2, 48), np.float32)
+    pending[:2, [6 // 2 % 3, 2 // 2 % 3]] = rng.normal(size=(2, 2, 2, 48))
     closing = np.flatnonzero(positions % 2 == 1).astype(np.int32)
-    assert set(closing - spans[request[closing], 1]) == {0, 1, 3}
-    verify("compress_pairs", (a, g, closing, request[closing], spans, pending))
+    assert set(closing - spans[request[closing], 1]) == {0, 1, 3, 5, 7}
+    verify("compress_pairs", (a, g, closing, positions[closing] - 1, request[closing], spans,
+                              pending))
     verify("pending_write", (a, g, positions, spans, pending))

@@ -17,7 +17,12 @@ import numpy as np
 import pytest
 
 from deepinfer.numerics.formats import f32
-from deepinfer.ops.attention import picked_tiles, sparse_attention, window_tiles
+from deepinfer.ops.attention import (
+    first_seen,
+    picked_tiles,
+    sparse_attention,
+    window_tiles,
+)
 from deepinfer.ops.quant import quantize_fp4_e4m3, quantize_fp8
 from deepinfer.targets.sm100.kernels.sparse_attention import sparse_attention as kernel
 from tests.emulated.sm100_harness import Array, Case, Compare, caught, check, emulate
@@ -26,10 +31,12 @@ RING, PAGE, PAGES = 160, 16, 6
 
 
 def case(heads: int, d: int, window: int, spans: list[tuple[int, int, int]], start: list[int],
-         picks: int, seed: int) -> Case:
-    """Requests with the given spans and first positions; some rows have few picks, one none."""
+         picks: int, seed: int, floors: tuple[int, ...] = ()) -> Case:
+    """Requests with the given spans and first positions; some rows have few picks, one none. What
+    rings have of positions below a floor is NaN codes."""
     rng = np.random.default_rng(seed)
     n = spans[-1][2]
+    floors = floors or (0,) * len(spans)
     request, positions = np.empty(n, np.int32), np.empty(n, np.int32)
     for r, ((_, first, end), p) in enumerate(zip(spans, start, strict=True)):
         request[first:end], positions[first:end] = r, np.arange(p, p + end - first)
@@ -44,6 +51,9 @@ def case(heads: int, d: int, window: int, spans: list[tuple[int, int, int]], sta
         old = [p for (s, _, _), p in zip(spans, start, strict=True) if s == slot]
         unwritten = slice(old[0] if old else 0, None)
         ring.view(np.uint8)[slot, unwritten] = ring_sf.view(np.uint8)[slot, unwritten] = 0xFF
+    for (slot, _, _), p, floor in zip(spans, start, floors, strict=True):
+        below = np.arange(max(0, p - RING), min(floor, p)) % RING
+        ring.view(np.uint8)[slot, below] = ring_sf.view(np.uint8)[slot, below] = 0xFF
     total = len(spans) * PAGES
     kv, kv_sf = (a.reshape(total, PAGE, -1)
                  for a in quantize_fp4_e4m3(keys(total * PAGE), block=16))
@@ -57,7 +67,9 @@ def case(heads: int, d: int, window: int, spans: list[tuple[int, int, int]], sta
     sink = rng.standard_normal(heads).astype(np.float32)
     return Case(sparse_attention, kernel,
                 (q, k, k_sf, np.ascontiguousarray(ring), np.ascontiguousarray(ring_sf), sink,
-                 positions, request, np.array(spans, np.int32), idx, pages,
+                 positions, request,
+                 np.array([(*s, f) for s, f in zip(spans, floors, strict=True)], np.int32), idx,
+                 pages,
                  np.ascontiguousarray(kv), np.ascontiguousarray(kv_sf)),
                 (("window", window), ("scale", float(d) ** -0.5)), ("N", "R", "S", "T"))
 
@@ -68,7 +80,7 @@ def bound(c: Case) -> Compare:
     heads, d = len(sink), k.shape[1]
     allowed = np.empty((len(q), heads, d))
     for row, position in enumerate(positions):
-        low = max(0, position - attrs["window"] + 1)
+        low = first_seen(position, attrs["window"], spans[request[row], 3])
         tiles = [*window_tiles(k, k_sf, ring, ring_sf, positions, spans[request[row]], low,
                                position),
                  *picked_tiles(idx[row], pages[request[row]], kv, kv_sf)]
@@ -110,6 +122,15 @@ def test_the_products_run_on_the_tensor_cores() -> None:
     _, report = c.run(emulate(c))
     assert tiles == 10 and report.operations["tcgen05.mma"] == tiles * (128 // 16 + 4)
     assert report.operations["tcgen05.commit"] == 2 * tiles
+
+
+def test_keys_below_the_floor_are_not_seen() -> None:
+    """A floor that leaves out a whole tile, one inside the step, one above all rows."""
+    c = case(12, 64, 128, [(1, 0, 2), (3, 2, 5), (0, 5, 6)], [300, 40, 200], 20, 5,
+             (270, 41, 900))
+    lows = [first_seen(p, 128, f) for p, f in ((300, 270), (40, 41), (42, 41), (200, 900))]
+    assert lows == [270, 40, 41, 200]
+    check(c, bound(c), schedules=("random",))
 
 
 def test_the_number_of_buffers_does_not_change_bits() -> None:

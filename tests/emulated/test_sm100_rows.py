@@ -43,7 +43,8 @@ def rope_write(spans: list[tuple[int, int, int]], start: list[int], d: int, widt
     table = rng.uniform(-1, 1, (int(positions.max()) + 1, width)).astype(np.float32)
     x = rng.standard_normal((n, d)) * np.exp2(rng.integers(-8, 8, (n, 1)))
     return Case(rope_window_write, rope_kernel,
-                (bf16(x), positions, table, request, np.array(spans, np.int32), ring,
+                (bf16(x), positions, table, request,
+                 np.array([(*s, 0) for s in spans], np.int32), ring,
                  ring_sf.view(ml_dtypes.float8_e8m0fnu)), (("block", 32),), ("N", "R", "S"))
 
 

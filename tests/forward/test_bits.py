@@ -18,6 +18,7 @@ from tests.forward.cases import (
     draft_inputs,
     inputs,
     make_case,
+    only,
     same_bits,
     tokens_for,
 )
@@ -37,18 +38,19 @@ def test_every_value_of_the_whole_forward_and_draft(case: Case, monkeypatch: pyt
                for n, g in build_graphs(case.cfg, case.limits).items()}
     reference = EvaluatorDevice(lowered, case.cfg, case.path, case.sizes)
     a, b = tokens_for(case, 50, 1), tokens_for(case, 34, 2)
-    steps = [[(0, a, 0, 41)], [(2, b, 0, 17), (0, a, 41, 42)], [(0, a, 42, 43), (2, b, 17, 29)]]
+    steps = [inputs(case, rows) for rows in (
+        [(0, a, 0, 41)], [(2, b, 0, 17), (0, a, 41, 42)], [(0, a, 42, 43), (2, b, 17, 29)])]
+    # A prompt that leaves rows behind at the replay cut, and a request that keeps none.
+    steps.append(inputs(case, [(3, b, 0, 20), (1, a, 0, 5)], floor=9, keep_from=9))
     expected = []
-    for rows in steps:
-        expected.append(reference.run("prefill", inputs(case, rows),
+    for given in steps:
+        expected.append(reference.run("prefill", given,
                                       trace=[v.name for n in lowered["prefill"].nodes
                                              for v in n.outputs]))
-    decode = {k: v for k, v in inputs(case, [(0, a, 43, 44), (2, b, 29, 30)]).items()
-              if k != "sample_rows"}
+    decode = only("decode", inputs(case, [(0, a, 43, 44), (2, b, 29, 30)]))
     expected.append(reference.run("decode", decode, trace=[
         v.name for n in lowered["decode"].nodes for v in n.outputs]))
-    verify = {k: v for k, v in inputs(case, [(2, b, 30, 34), (0, a, 44, 50)]).items()
-              if k != "sample_rows"}
+    verify = only("verify", inputs(case, [(2, b, 30, 34), (0, a, 44, 50)]))
     expected.append(reference.run("verify", verify, trace=[
         v.name for n in lowered["verify"].nodes for v in n.outputs]))
     hidden = np.concatenate([expected[0]["taps.hidden.1"], expected[1]["taps.hidden.1"][17:],
@@ -56,7 +58,7 @@ def test_every_value_of_the_whole_forward_and_draft(case: Case, monkeypatch: pyt
     committed = draft_inputs(case, [(0, 0, 42), (2, 0, 17)], hidden, [int(a[42]), int(b[17])])
     expected.append(reference.run("draft", committed, trace=[
         v.name for n in lowered["draft"].nodes for v in n.outputs]))
-    plan = [("prefill", inputs(case, r)) for r in steps] + [
+    plan = [("prefill", given) for given in steps] + [
         ("decode", decode), ("verify", verify), ("draft", committed)]
     assert {phase for phase, _ in plan} == set(program.phases), "a phase is not run"
     assert host_levels()[0] == "generic"

@@ -17,7 +17,7 @@ from deepinfer.program import Program
 from deepinfer.runtime.devices.cpu import CpuDevice
 from deepinfer.runtime.devices.isa import host_levels
 from deepinfer.runtime.weights import load_weights
-from tests.forward.cases import Array, Case, inputs, make_case, same_bits, tokens_for
+from tests.forward.cases import Array, Case, inputs, make_case, only, same_bits, tokens_for
 
 TRACE = ("head.logits", "taps.hidden.1")
 SEQS = 64
@@ -106,8 +106,7 @@ def test_a_decode_step_of_64(device: CpuDevice, case: Case) -> None:
 
 def decode(device: CpuDevice, case: Case, rows: list[tuple[int, Array, int, int]]
            ) -> dict[str, Array]:
-    given = {k: v for k, v in inputs(case, rows).items() if k != "sample_rows"}
-    return device.run("decode", given, trace=TRACE)
+    return device.run("decode", only("decode", inputs(case, rows)), trace=TRACE)
 
 
 def test_the_comparisons_can_fail(device: CpuDevice, case: Case) -> None:

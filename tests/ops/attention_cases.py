@@ -31,15 +31,22 @@ def poison(shape: tuple[int, ...], dtype: Any) -> Array:
     return np.full((*shape[:-1], shape[-1] * np.dtype(dtype).itemsize), 0xFF, np.uint8).view(dtype)
 
 
-def rows_of(requests: Sequence[Request]) -> tuple[Array, Array, Array]:
-    """positions i32[N], request i32[N], spans i32[R,3] of a step."""
+def rows_of(requests: Sequence[Request], floors: Sequence[int] = ()
+            ) -> tuple[Array, Array, Array]:
+    """positions i32[N], request i32[N], spans i32[R,4] of a step; floors are 0 if not given."""
     positions = [p for _, start, rows in requests for p in range(start, start + rows)]
     request = [r for r, (_, _, rows) in enumerate(requests) for _ in range(rows)]
     ends = np.cumsum([rows for _, _, rows in requests])
-    spans = [(slot, end - rows, end)
-             for (slot, _, rows), end in zip(requests, ends, strict=True)]
+    spans = [(slot, end - rows, end, floor) for (slot, _, rows), end, floor in
+             zip(requests, ends, floors or [0] * len(requests), strict=True)]
     return (np.array(positions, np.int32), np.array(request, np.int32),
-            np.array(spans, np.int32).reshape(-1, 3))
+            np.array(spans, np.int32).reshape(-1, 4))
+
+
+def groups_of(positions: Array) -> tuple[Array, Array, Array]:
+    """group_rows, group_positions and group_request of a step of one request."""
+    closing = np.flatnonzero(positions % 2 == 1).astype(np.int32)
+    return closing, positions[closing] - 1, np.zeros(len(closing), np.int32)
 
 
 @dataclass
@@ -65,12 +72,14 @@ class Keys:
                  for a in (self.q, self.sf))
         return q, sf
 
-    def rings(self, requests: Sequence[Request], keep: int) -> tuple[Array, Array]:
-        """Rings that hold the last ``keep`` positions before the step, the rest poisoned."""
+    def rings(self, requests: Sequence[Request], keep: int, floors: Sequence[int] = ()
+              ) -> tuple[Array, Array]:
+        """Rings that hold the last ``keep`` positions before the step from the request's floor on,
+        the rest poisoned."""
         ring = poison((self.slots, self.ring_size, self.width), E4M3)
         ring_sf = poison((self.slots, self.ring_size, self.sf.shape[-1]), UE8M0)
-        for slot, start, _ in requests:
-            for p in range(max(0, start - keep), start):
+        for (slot, start, _), floor in zip(requests, floors or [0] * len(requests), strict=True):
+            for p in range(max(floor, start - keep), start):
                 ring[slot, p % self.ring_size] = self.q[slot, p]
                 ring_sf[slot, p % self.ring_size] = self.sf[slot, p]
         return ring, ring_sf
@@ -118,20 +127,22 @@ def picks(positions: Array, ratio: int, k: int, seed: int) -> Array:
 
 
 def window_case(requests: Sequence[Request], *, heads: int, width: int, ring: int, window: int,
-                seed: int = 0) -> tuple[Array, ...]:
-    """The operands of window_attention for one step."""
+                seed: int = 0, floors: Sequence[int] = ()) -> tuple[Array, ...]:
+    """The operands of window_attention for one step; rings are poisoned below a floor."""
     slots = 1 + max(slot for slot, _, _ in requests)
     keys = Keys(slots, ring, width, max(s + n for _, s, n in requests), seed)
-    positions, request, spans = rows_of(requests)
+    positions, request, spans = rows_of(requests, floors)
     sink = np.random.default_rng(seed + 1).normal(size=heads).astype(np.float32)
     return (queries(len(positions), heads * width, seed + 2), *keys.rows(requests),
-            *keys.rings(requests, window), sink, positions, request, spans)
+            *keys.rings(requests, window, floors), sink, positions, request, spans)
 
 
 def sparse_case(requests: Sequence[Request], *, heads: int, width: int, ring: int, window: int,
-                ratio: int, k: int, size: int, seed: int = 0) -> tuple[Array, ...]:
+                ratio: int, k: int, size: int, seed: int = 0, floors: Sequence[int] = ()
+                ) -> tuple[Array, ...]:
     """The operands of sparse_attention for one step."""
-    base = window_case(requests, heads=heads, width=width, ring=ring, window=window, seed=seed)
+    base = window_case(requests, heads=heads, width=width, ring=ring, window=window, seed=seed,
+                       floors=floors)
     entries = [(start + rows) // ratio for _, start, rows in requests]
     pages, kv, kv_sf = paged(entries, size, width, seed + 3, kind="kv",
                              table=2 + max(-(-n // size) for n in entries))

@@ -59,7 +59,13 @@ HINTS = {
     "draft_logits": Hint(rows="R", attrs={"block": 3}),
     "take_step": Hint(rows="Z", per_row=3, attrs={"block": 3}),
     "kv_write": Hint(rows="G", dims=PAGED | {"D": 64, "F": 2}),
-    "compress_pairs": Hint(rows="G"),
+    "compress_pairs": Hint(rows="G", dims={"Q": 3}),
+    "pending_write": Hint(dims={"Q": 3}),
+    "adjust_logits": Hint(rows="Q", dims={"E": 12, "M": 2}),
+    "force_token": Hint(rows="Q"),
+    "recent_start": Hint(rows="R", attrs={"width": 3}),
+    "recent_push": Hint(rows="R"),
+    "hyper_gather": Hint(rows="K", dims={"N": 9}),
     "expert_down": Hint(rows="M", dims=EXPERTS),
     "expert_gate_up": Hint(dims=EXPERTS),
     "expert_reduce": Hint(dims=EXPERTS),
@@ -139,7 +145,7 @@ class Step:
         if "spans" in named and self.hint.rows == "N":
             spans = np.zeros_like(named["spans"])
             for at, i in enumerate(picked):
-                spans[i] = (named["spans"][i, 0], at, at + 1)
+                spans[i] = (named["spans"][i, 0], at, at + 1, named["spans"][i, 3])
             changed["spans"] = spans
         if "offsets" in named:
             order, offsets = named["order"], named["offsets"]
@@ -215,13 +221,27 @@ def _indices(name: str, shape: tuple[int, ...], rng: np.random.Generator, op: st
              dims: dict[str, int], attrs: dict[str, Any]) -> Array | None:
     """Operands whose numbers must mean something."""
     n = shape[0] if shape else 0
-    tables = {"gather_rows": dims.get("N", 1), "engram_gather": dims["T"]}
+    tables = {"gather_rows": dims.get("N", 1), "hyper_gather": dims.get("N", 1),
+              "engram_gather": dims["T"]}
+    if op == "adjust_logits":
+        begin = rng.integers(0, dims["E"] // 2, shape[0])
+        return {"entries": lambda: np.stack([begin, rng.integers(begin, dims["E"])], axis=1),
+                "ids": lambda: np.sort(rng.choice(dims["V"], n, replace=False)),
+                "counts": lambda: rng.integers(0, 3, n), "seen": lambda: rng.integers(0, 2, n),
+                "recent": lambda: rng.integers(-1, 9, shape),
+                "mask_row": lambda: np.arange(n) % 3 - 1,
+                "masks": lambda: rng.integers(-2**31, 2**31, shape)}.get(name, lambda: None)()
     if name == "spans":
         first = np.arange(n) * (2 if op == "compress_pairs" else 1)
         size = 2 if op == "compress_pairs" else 1
-        return np.stack([rng.permutation(n), first, first + size], axis=1) if n else np.zeros(shape)
+        floor = rng.choice([0, 9], n)
+        return np.stack([rng.permutation(n), first, first + size, floor], axis=1).reshape(shape)
     if name in ("request", "group_request"):
         return np.arange(n)
+    if name == "group_positions":
+        return 2 * rng.integers(0, 11, n)
+    if name in ("chosen", "forced", "anchor", "recent"):
+        return rng.integers(-1, 3, shape)
     if name == "group_rows":  # the partner is in the step, or pending where the span is cut
         return 2 * np.arange(n) + (np.arange(n) % 2)
     if name == "pages":

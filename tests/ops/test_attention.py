@@ -27,6 +27,7 @@ from deepinfer.ops.indexer import (
 )
 from tests.ops.attention_cases import (
     Keys,
+    groups_of,
     index_case,
     paged,
     picks,
@@ -203,6 +204,10 @@ def test_kv_write_puts_entries_into_their_pages() -> None:
         same(cache[page, slot], q[row])
         same(cache_sf[page, slot], sf[row])
     assert (cache == 0xFF).all(-1).sum() >= 15 - 6
+    before = cache.copy(), cache_sf.copy()
+    kv_write(q[::-1], sf[::-1], np.full(6, -1, np.int32), request, pages, cache, cache_sf, ratio=2)
+    same(cache, before[0])  # no position, no entry
+    same(cache_sf, before[1])
 
 
 @pytest.mark.parametrize("cuts", [(1,) * 9, (2, 3, 1, 3), (5, 4)])
@@ -213,17 +218,15 @@ def test_compressed_pairs_do_not_depend_on_chunks(cuts: tuple[int, ...]) -> None
     exact_c = (soft * a[:8].reshape(4, 2, 32)).sum(1) / soft.sum(1)
 
     def run(sizes: tuple[int, ...]) -> Array:
-        pending, outs, start = poison((3, 2, 32), np.float32), [], 0
+        pending, outs, start = poison((3, 2, 2, 32), np.float32), [], 0
         for rows in sizes:
             at = slice(start, start + rows)
             positions, _, spans = rows_of([(2, start, rows)])
-            closing = np.flatnonzero(positions % 2 == 1).astype(np.int32)
-            outs.append(compress_pairs(a[at], g[at], closing, np.zeros(len(closing), np.int32),
-                                       spans, pending))
+            outs.append(compress_pairs(a[at], g[at], *groups_of(positions), spans, pending))
             pending_write(a[at], g[at], positions, spans, pending)
             start += rows
-        same(pending[2], np.stack([a[8], g[8]]))
-        same(pending[:2], poison((2, 2, 32), np.float32))
+        same(pending[2, 0], np.stack([a[8], g[8]]))  # 8 // 2 % 2
+        same(pending[:2], poison((2, 2, 2, 32), np.float32))
         return np.concatenate(outs)
 
     whole = run((9,))

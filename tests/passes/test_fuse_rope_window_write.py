@@ -29,7 +29,7 @@ def seed(*, attend: bool = False, reread: bool = False, inverse: bool = False) -
         x = b.input("x", TensorType((N, D), BF16))
         positions = b.input("positions", TensorType((N,), I32))
         request = b.input("request", TensorType((N,), I32))
-        spans = b.input("spans", TensorType((R, 3), I32))
+        spans = b.input("spans", TensorType((R, 4), I32))
         table = b.weight("table", TensorType((32, 16), F32))
         ring = b.state("ring", TensorType((S, W, D), E4M3))
         ring_sf = b.state("ring_sf", TensorType((S, W, D // 32), UE8M0))
@@ -49,7 +49,7 @@ def seed(*, attend: bool = False, reread: bool = False, inverse: bool = False) -
 def run(graph: Graph) -> dict[str, bytes]:
     """Outputs and state after one step with two requests, one longer than the ring."""
     rng = np.random.default_rng(0)
-    spans = np.array([[2, 0, 11], [0, 11, 13]], np.int32)
+    spans = np.array([[2, 0, 11, 0], [0, 11, 13, 0]], np.int32)
     arrays: dict[str, Array] = {
         "x": rng.standard_normal((13, D)).astype(ml_dtypes.bfloat16),
         "positions": np.r_[3:14, 20:22].astype(np.int32),

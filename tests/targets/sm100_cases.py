@@ -21,7 +21,7 @@ def types(*given: tuple[DType, Any]) -> list[TensorType]:
 
 ATTENTION = types(
     (BF16, (N, 64 * D)), (E4M3, (N, D)), (UE8M0, (N, 16)), (E4M3, (S, W, D)), (UE8M0, (S, W, 16)),
-    (F32, 64), (I32, N), (I32, N), (I32, (R, 3)), (I32, (N, 512)), (I32, (R, 128)),
+    (F32, 64), (I32, N), (I32, N), (I32, (R, 4)), (I32, (N, 512)), (I32, (R, 128)),
     (E2M1, (T, 64, D)), (E4M3, (T, 64, D // 16)))
 OPERANDS: dict[str, tuple[list[TensorType], dict[str, Any]]] = {
     "norm_quant": (types((BF16, (N, 5120)), (BF16, 5120)), {"eps": 1e-20, "block": 32}),
@@ -31,7 +31,7 @@ OPERANDS: dict[str, tuple[list[TensorType], dict[str, Any]]] = {
                          (UE8M0, (2304, 160))), {}),
     "topk": (types((F32, (N, L)), (I32, N)), {"k": 512, "ratio": 2}),
     "rope_window_write": (types((BF16, (N, D)), (I32, N), (F32, (65536, 64)), (I32, N),
-                                (I32, (R, 3)), (E4M3, (S, W, D)), (UE8M0, (S, W, 16))), {}),
+                                (I32, (R, 4)), (E4M3, (S, W, D)), (UE8M0, (S, W, 16))), {}),
     "sparse_attention": (ATTENTION, {"window": 128, "scale": float(D) ** -0.5}),
 }
 

@@ -27,15 +27,15 @@ PASSES = (
 
 # One line a kernel; file, kernel and op share the name.
 KERNELS = (
-    "compress_pairs", "concat", "confidence", "draft_attention", "draft_logits", "embed",
-    "engram_gate", "engram_gather", "engram_hash", "expert_reduce", "fake_quantize_fp4",
-    "fake_quantize_fp8", "gather_rows", "group_rows", "grouped_down", "grouped_gate_up",
-    "hyper_collapse", "hyper_expand", "hyper_mean", "hyper_mix", "hyper_post", "hyper_start",
-    "index_topk", "index_topk_candidates", "index_topk_within", "kv_write", "logprobs",
-    "norm_fake_quant", "norm_quant", "packed_linear_bf16", "packed_linear_fp4",
-    "packed_linear_fp8", "pending_write", "quantize_fp4", "quantize_fp4_e4m3", "quantize_fp8",
-    "rms_norm", "rope", "route", "sample", "silu_mul", "sparse_attention", "take_step", "topk",
-    "window_attention", "window_write",
+    "adjust_logits", "compress_pairs", "concat", "confidence", "draft_attention", "draft_logits",
+    "embed", "engram_gate", "engram_gather", "engram_hash", "expert_reduce", "fake_quantize_fp4",
+    "fake_quantize_fp8", "force_token", "gather_rows", "group_rows", "grouped_down",
+    "grouped_gate_up", "hyper_collapse", "hyper_expand", "hyper_gather", "hyper_mean", "hyper_mix",
+    "hyper_post", "hyper_start", "index_topk", "index_topk_candidates", "index_topk_within",
+    "kv_write", "logprobs", "norm_fake_quant", "norm_quant", "packed_linear_bf16",
+    "packed_linear_fp4", "packed_linear_fp8", "pending_write", "quantize_fp4", "quantize_fp4_e4m3",
+    "quantize_fp8", "recent_push", "recent_start", "rms_norm", "rope", "route", "sample",
+    "silu_mul", "sparse_attention", "take_step", "topk", "window_attention", "window_write",
 )
 
 

@@ -34,6 +34,11 @@ def pack_picks(lane, idx, row, K, picks, count):
         count[0] = filled
 
 
+def first_seen(position, window, floor):
+    """The first position in a window: none before the floor but its own."""
+    return T.min(T.max(position - (window - 1), floor), position)
+
+
 def gatherer(D, F, W, E, window):
     """The macro that gathers one vector core's keys of a tile, for these dims of the op."""
     block, per_key = D // F, D // LOAD
@@ -50,7 +55,7 @@ def gatherer(D, F, W, E, window):
             position = T.alloc_var("int32")
             place = T.alloc_var("int32")
             position = positions[row]
-            low = T.max(position - (window - 1), 0)
+            low = first_seen(position, window, spans[request[row], 3])
             window_tiles = position // TILE - low // TILE + 1
             first = spans[request[row], 1]
             for i in T.serial(HALF * per_key // THREADS):

@@ -27,7 +27,7 @@ def rope_window_write(spec: Spec):
     @T.prim_func
     def body(x: T.Tensor((N, D), "bfloat16"), positions: T.Tensor((N,), "int32"),
              table: T.Tensor((L, B), "float32"), request: T.Tensor((N,), "int32"),
-             spans: T.Tensor((R, 3), "int32"), ring: T.Tensor((S, W, D), "uint8"),
+             spans: T.Tensor((R, 4), "int32"), ring: T.Tensor((S, W, D), "uint8"),
              ring_sf: T.Tensor((S, W, blocks), "uint8"), q: T.Tensor((N, D), "uint8"),
              sf: T.Tensor((N, blocks), "uint8")):
         with T.Kernel(VECTORS) as core:

@@ -29,7 +29,14 @@ from deepinfer.targets.ascend950.dialect import (
     notify,
     wait,
 )
-from deepinfer.targets.ascend950.kernels._gather import HALF, THREADS, TILE, gatherer, pack_picks
+from deepinfer.targets.ascend950.kernels._gather import (
+    HALF,
+    THREADS,
+    TILE,
+    first_seen,
+    gatherer,
+    pack_picks,
+)
 from deepinfer.targets.base import Spec, grid, kernel
 
 MOST_HEADS = 64  # of a group
@@ -93,7 +100,8 @@ def sparse_attention(spec: Spec):
         notify("MTE3", "V", 0)
 
     @T.macro
-    def softmax(u, row, positions, count, scores_ub, p_ub, high_ub, alpha_ub, total_ub):
+    def softmax(u, row, positions, request, spans, count, scores_ub, p_ub, high_ub, alpha_ub,
+                total_ub):
         """A warp takes a head, a lane keys l and l + 32 of the tile."""
         with T.SimtVF(threads=THREADS):
             tx = T.get_thread_binding()
@@ -104,7 +112,7 @@ def sparse_attention(spec: Spec):
             high = T.alloc_local((1,), "float32")
             total = T.alloc_local((1,), "float32")
             position = positions[row]
-            low = T.max(position - (window - 1), 0)
+            low = first_seen(position, window, spans[request[row], 3])
             window_tiles = position // TILE - low // TILE + 1
             at = (low // TILE + u) * TILE + lane
             rank = (u - window_tiles) * TILE + lane
@@ -136,7 +144,7 @@ def sparse_attention(spec: Spec):
              k_sf: T.Tensor((N, F), "uint8"), ring: T.Tensor((S, W, D), "float8_e4m3fn"),
              ring_sf: T.Tensor((S, W, F), "uint8"), sink: T.Tensor((H,), "float32"),
              positions: T.Tensor((N,), "int32"), request: T.Tensor((N,), "int32"),
-             spans: T.Tensor((R, 3), "int32"), idx: T.Tensor((N, K), "int32"),
+             spans: T.Tensor((R, 4), "int32"), idx: T.Tensor((N, K), "int32"),
              pages: T.Tensor((R, NP), "int32"), kv: T.Tensor((pages_total, E, D // 2), "uint8"),
              kv_sf: T.Tensor((pages_total, E, D // 16), "float8_e4m3fn"),
              o: T.Tensor((N, H, D), "bfloat16")):
@@ -169,8 +177,8 @@ def sparse_attention(spec: Spec):
                     row = (t * CUBES + core) // groups
                     group = (t * CUBES + core) % groups
                     position = positions[row]
-                    tiles = (position // TILE - T.max(position - (window - 1), 0) // TILE + 1
-                             + picked_tiles)
+                    low = first_seen(position, window, spans[request[row], 3])
+                    tiles = position // TILE - low // TILE + 1 + picked_tiles
                     wait("MTE1", "MTE2", 0)
                     T.copy(q[row, group * heads:(group + 1) * heads, 0:D], q_l1[:, :])
                     notify("MTE2", "MTE1", 0)
@@ -204,8 +212,8 @@ def sparse_attention(spec: Spec):
                     row = (t * CUBES + core) // groups
                     first_head = (t * CUBES + core) % groups * heads + half * rows
                     position = positions[row]
-                    tiles = (position // TILE - T.max(position - (window - 1), 0) // TILE + 1
-                             + picked_tiles)
+                    low = first_seen(position, window, spans[request[row], 3])
+                    tiles = position // TILE - low // TILE + 1 + picked_tiles
                     with T.SimtVF(threads=THREADS):
                         tx = T.get_thread_binding()
                         if tx < WARP:
@@ -227,8 +235,8 @@ def sparse_attention(spec: Spec):
                                         values_ub)
                             send_keys(half, ahead % buffers, keys_ub, values_ub, k_l1, v_l1)
                         await_("V", SCORES)
-                        softmax(u, row, positions, count, scores_ub, p_ub, high_ub, alpha_ub,
-                                total_ub)
+                        softmax(u, row, positions, request, spans, count, scores_ub, p_ub,
+                                high_ub, alpha_ub, total_ub)
                         notify("V", "MTE3", 1)
                         wait("V", "MTE3", 1)
                         T.ascend_nd2nz_post_copy(T.access_ptr(p_l1[half * rows, 0], "w"),

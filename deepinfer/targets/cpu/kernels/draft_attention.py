@@ -7,6 +7,7 @@ from deepinfer.targets.cpu.dialect import dims
 from deepinfer.targets.cpu.kernels.window_attention import (
     LANES,
     TILE,
+    first_seen,
     softmax_macros,
     window_macro,
 )
@@ -24,7 +25,7 @@ def draft_attention(spec: Spec):
              k_sf: T.Tensor((N, F), "uint8"), ring: T.Tensor((S, W, D), "uint8"),
              ring_sf: T.Tensor((S, W, F), "uint8"), sink: T.Tensor((H,), "float32"),
              positions: T.Tensor((N,), "int32"), request: T.Tensor((N,), "int32"),
-             spans: T.Tensor((R, 3), "int32"), o: T.Tensor((N, H * D), "uint16"),
+             spans: T.Tensor((R, 4), "int32"), o: T.Tensor((N, H * D), "uint16"),
              lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             row = lo + item
@@ -37,9 +38,11 @@ def draft_attention(spec: Spec):
             first = spans[request[row], 1]
             last = spans[request[row], 2] - 1
             block_start = positions[first]
+            low = T.alloc_var("int32")
+            low = first_seen(block_start, window + 1, spans[request[row], 3])
             start(q, row, q_pairs, high, total, out)
-            attend_window(T.max(block_start - window, 0), positions[last], block_start, slot,
-                          first, k, k_sf, ring, ring_sf, keys, q_pairs, high, total, out)
+            attend_window(low, positions[last], block_start, slot, first, k, k_sf, ring, ring_sf,
+                          keys, q_pairs, high, total, out)
             finish(sink, row, high, total, out, o)
 
     return body

@@ -2,17 +2,17 @@
 
 import tilelang.language as T
 
-from deepinfer.targets.base import Spec, grid, kernel
+from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import bf16, call, dims
+from deepinfer.targets.cpu.kernels.grouped_gate_up import space
 
-COLUMNS, ROWS = 16, 96  # of a tile; of one GEMM call
+COLUMNS = 16  # of a tile
 
 
-# tiles: as in grouped_gate_up.
-@kernel("grouped_down", items="E*B", space=lambda _: grid(tiles=(4, 1)))
+@kernel("grouped_down", items="E*B", space=space)
 def grouped_down(spec: Spec):
     Z, I, E, B = dims(spec, "Z", "I", "E", "B")
-    m, tiles = spec.attrs["m"], spec.schedule["tiles"]
+    m, tiles, rows = spec.attrs["m"], spec.schedule["tiles"], spec.schedule["rows"]
 
     @T.prim_func
     def body(x: T.Tensor((Z, I), "uint16"), w2: T.Tensor((E, B, I // 2, COLUMNS), "uint8"),
@@ -30,11 +30,11 @@ def grouped_down(spec: Spec):
             width = T.min(tiles, B - left)
             e = T.truncdiv(rest, width)
             b = left + T.truncmod(rest, width)
-            acc = T.alloc_local((ROWS, COLUMNS), "float32")
+            acc = T.alloc_local((rows, COLUMNS), "float32")
             first = T.alloc_var("int32")
             first = offsets[e]
             while first < offsets[e + 1]:
-                count = T.min(ROWS, offsets[e + 1] - first)
+                count = T.min(rows, offsets[e + 1] - first)
                 T.evaluate(call("di_gemm_e2m1_rows", T.access_ptr(x[0, 0], "r"), I,
                                 T.access_ptr(order[first], "r"), T.access_ptr(w2[e, b, 0, 0], "r"),
                                 T.access_ptr(s2[e, b, 0, 0], "r"), I, count,

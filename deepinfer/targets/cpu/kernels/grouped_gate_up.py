@@ -5,15 +5,20 @@ import tilelang.language as T
 from deepinfer.targets.base import Spec, grid, kernel
 from deepinfer.targets.cpu.dialect import bf16, call, const, dims, f32
 
-COLUMNS, ROWS = 16, 96  # of a tile; of one GEMM call
+COLUMNS = 16  # of a tile
 
 
-# tiles: neighbouring items share an expert over so many tiles, so that its rows stay in the cache;
-# few, because a thread's range of items must spread over the experts.
-@kernel("grouped_gate_up", items="E*B", space=lambda _: grid(tiles=(4, 1)))
+def space(spec: Spec):
+    """tiles: neighbouring items share an expert over so many, so that its rows stay in the cache;
+    few, because a thread's range of items must spread over the experts. rows: of a GEMM call."""
+    few = spec.dims["B"] < 8
+    return grid(tiles=(4, 1) if few else (4, 1, 2, 8, 16), rows=(96,) if few else (96, 48))
+
+
+@kernel("grouped_gate_up", items="E*B", space=space)
 def grouped_gate_up(spec: Spec):
     N, K, C, E, B = dims(spec, "N", "K", "C", "E", "B")
-    m, tiles = spec.attrs["m"], spec.schedule["tiles"]
+    m, tiles, rows = spec.attrs["m"], spec.schedule["tiles"], spec.schedule["rows"]
     limit, floor = const(spec.attrs["limit"]), const(-spec.attrs["limit"])
 
     @T.prim_func
@@ -34,13 +39,13 @@ def grouped_gate_up(spec: Spec):
             width = T.min(tiles, B - left)
             e = T.truncdiv(rest, width)
             b = left + T.truncmod(rest, width)
-            token = T.alloc_local((ROWS,), "int32")
-            gate = T.alloc_local((ROWS, COLUMNS), "float32")
-            up = T.alloc_local((ROWS, COLUMNS), "float32")
+            token = T.alloc_local((rows,), "int32")
+            gate = T.alloc_local((rows, COLUMNS), "float32")
+            up = T.alloc_local((rows, COLUMNS), "float32")
             first = T.alloc_var("int32")
             first = offsets[e]
             while first < offsets[e + 1]:
-                count = T.min(ROWS, offsets[e + 1] - first)
+                count = T.min(rows, offsets[e + 1] - first)
                 for i in T.serial(count):
                     token[i] = T.truncdiv(order[first + i], K)
                 T.evaluate(call("di_gemm_e2m1_rows", T.access_ptr(x[0, 0], "r"), C,

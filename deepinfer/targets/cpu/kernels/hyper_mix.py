@@ -1,12 +1,10 @@
-"""hyper_mix on cpu: an item is four rows, which share each load of the mixing matrix."""
+"""hyper_mix on cpu: an item is a few rows, which share each load of the mixing matrix."""
 
 import tilelang.language as T
 
-from deepinfer.targets.base import Spec, kernel
+from deepinfer.targets.base import Spec, grid, kernel
 from deepinfer.targets.cpu.dialect import LANES, call, const, dims, f32, fold_lanes
 from deepinfer.targets.cpu.kernels._macros import sum_squares
-
-ROWS = 4
 
 
 @T.macro
@@ -45,8 +43,9 @@ def softmax_rows(c, sums, hc, add):
             c[j, k] = c[j, k] / sums[j] + add
 
 
-@kernel("hyper_mix", items=f"N/{ROWS}")
+@kernel("hyper_mix", items="N/rows", space=lambda _: grid(rows=(4, 1, 2)))
 def hyper_mix(spec: Spec):
+    rows = spec.schedule["rows"]
     N, C, M = dims(spec, "N", "C", "M")
     hc, iters = spec.attrs["hc"], spec.attrs["iters"]
     hc_eps, eps = spec.attrs["hc_eps"], spec.attrs["eps"]
@@ -58,32 +57,32 @@ def hyper_mix(spec: Spec):
              pre: T.Tensor((N, hc), "float32"), post: T.Tensor((N, hc), "float32"),
              comb: T.Tensor((N, hc, hc), "float32"), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
-            first = (lo + item) * ROWS
-            acc = T.alloc_local((ROWS * LANES,), "float32")
+            first = (lo + item) * rows
+            acc = T.alloc_local((rows * LANES,), "float32")
             sums = T.alloc_local((max(LANES, hc + 1),), "float32")
-            rho = T.alloc_local((ROWS,), "float32")
-            m = T.alloc_local((ROWS, M), "float32")
+            rho = T.alloc_local((rows,), "float32")
+            m = T.alloc_local((rows, M), "float32")
             c = T.alloc_local((hc, hc), "float32")
             # The last item repeats its last row, so that the inner loops have a fixed length.
-            for r in T.serial(ROWS):
+            for r in T.serial(rows):
                 sum_squares(sums, x, T.min(first + r, N - 1), K)
                 rho[r] = call("di_rsqrt", sums[0] / const(K) + const(eps))
             for o in T.serial(M):
-                for l in T.serial(ROWS * LANES):
+                for l in T.serial(rows * LANES):
                     acc[l] = const(0)
                 for k in T.serial(K // LANES):
-                    for r in T.unroll(ROWS):
+                    for r in T.unroll(rows):
                         for l in T.serial(LANES):
                             acc[r * LANES + l] = acc[r * LANES + l] + f32(
                                 x[T.min(first + r, N - 1), k * LANES + l]) * fn[o, k * LANES + l]
-                for r in T.serial(ROWS):
+                for r in T.serial(rows):
                     for l in T.serial(K % LANES):
                         acc[r * LANES + l] = acc[r * LANES + l] + f32(
                             x[T.min(first + r, N - 1), K // LANES * LANES + l]) * fn[
                             o, K // LANES * LANES + l]
                     fold_row(acc, sums, r)
                     m[r, o] = sums[0] * rho[r]
-            for r in T.serial(T.min(ROWS, N - first)):
+            for r in T.serial(T.min(rows, N - first)):
                 row = first + r
                 for j in T.serial(hc):
                     pre[row, j] = call("di_sigmoid", m[r, j] * scale[0] + base[j]) + const(hc_eps)

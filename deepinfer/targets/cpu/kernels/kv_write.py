@@ -1,4 +1,4 @@
-"""kv_write on cpu: an item is a compressed entry."""
+"""kv_write on cpu: an item is a compressed entry, written if it has a position."""
 
 import tilelang.language as T
 
@@ -19,11 +19,12 @@ def kv_write(spec: Spec):
              cache_sf: T.Tensor((pages_total, E, F), "uint8"), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             row = lo + item
-            entry = positions[row] // ratio
-            page = pages[request[row], entry // E]
-            for c in T.serial(D // 2):
-                cache[page, entry % E, c] = q[row, c]
-            for c in T.serial(F):
-                cache_sf[page, entry % E, c] = sf[row, c]
+            if positions[row] >= 0:
+                entry = positions[row] // ratio
+                page = pages[request[row], entry // E]
+                for c in T.serial(D // 2):
+                    cache[page, entry % E, c] = q[row, c]
+                for c in T.serial(F):
+                    cache_sf[page, entry % E, c] = sf[row, c]
 
     return body

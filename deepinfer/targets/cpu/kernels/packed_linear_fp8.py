@@ -1,17 +1,18 @@
-"""packed_linear_fp8 on cpu: an item is a tile of 16 outputs, over all rows."""
+"""packed_linear_fp8 on cpu: an item is tiles of 16 outputs, over a range of the rows."""
 
 import tilelang.language as T
 
-from deepinfer.targets.base import Spec, grid, kernel
+from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import STORAGE, dims
 from deepinfer.targets.cpu.kernels._macros import TILE, store_tile
+from deepinfer.targets.cpu.kernels._packed import ITEMS, first_row, first_tile, row_count, space
 
 
-@kernel("packed_linear_fp8", items="B", space=lambda _: grid(rows=(96, 32)))
+@kernel("packed_linear_fp8", items=ITEMS, space=space)
 def packed_linear_fp8(spec: Spec):
     N, K, B = dims(spec, "N", "K", "B")
     m, out, R = spec.attrs["m"], spec.attrs["out"], spec.schedule["rows"]
-    groups = spec.attrs["groups"]
+    groups, tiles = spec.attrs["groups"], spec.schedule["tiles"]
     per_group = m // groups  # outputs; a multiple of the tile where there are several groups
 
     @T.prim_func
@@ -19,16 +20,19 @@ def packed_linear_fp8(spec: Spec):
              sf: T.Tensor((B, K // 32), "uint8"), y: T.Tensor((N, m), STORAGE[out]),
              lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
-            b = lo + item
+            first = first_tile(lo + item, B, spec)
             acc = T.alloc_local((R * TILE,), "float32")
-            if b * TILE < m:  # tiles come in pairs, the last one may be padding altogether
-                for block in T.serial((N + R - 1) // R):
-                    row = block * R
-                    n = T.min(R, N - row)
-                    T.call_extern("int32", "di_gemm_e4m3",
-                                  T.access_ptr(x[row, b * TILE // per_group * K], "r"), K * groups,
-                                  T.access_ptr(w[b, 0, 0], "r"), T.access_ptr(sf[b, 0], "r"), K, n,
-                                  T.access_ptr(acc[0], "w"), 0)
-                    store_tile(y, acc, row, n, b, m, out)
+            for block in T.serial(T.truncdiv(row_count(lo + item, N, B, spec) + R - 1, R)):
+                row = first_row(lo + item, N, B, spec) + block * R
+                n = T.min(R, row_count(lo + item, N, B, spec) - block * R)
+                for t in T.serial(tiles):
+                    b = first + t
+                    if b * TILE < m:  # tiles come in pairs, the last one may be padding altogether
+                        T.call_extern(
+                            "int32", "di_gemm_e4m3",
+                            T.access_ptr(x[row, b * TILE // per_group * K], "r"), K * groups,
+                            T.access_ptr(w[b, 0, 0], "r"), T.access_ptr(sf[b, 0], "r"), K, n,
+                            T.access_ptr(acc[0], "w"), 0)
+                        store_tile(y, acc, row, n, b, m, out)
 
     return body

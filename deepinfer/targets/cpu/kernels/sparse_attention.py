@@ -7,6 +7,7 @@ from deepinfer.targets.cpu.dialect import call, dims
 from deepinfer.targets.cpu.kernels.window_attention import (
     LANES,
     TILE,
+    first_seen,
     softmax_macros,
     window_macro,
 )
@@ -25,7 +26,7 @@ def sparse_attention(spec: Spec):
              k_sf: T.Tensor((N, F), "uint8"), ring: T.Tensor((S, W, D), "uint8"),
              ring_sf: T.Tensor((S, W, F), "uint8"), sink: T.Tensor((H,), "float32"),
              positions: T.Tensor((N,), "int32"), request: T.Tensor((N,), "int32"),
-             spans: T.Tensor((R, 3), "int32"), idx: T.Tensor((N, K), "int32"),
+             spans: T.Tensor((R, 4), "int32"), idx: T.Tensor((N, K), "int32"),
              pages: T.Tensor((R, P), "int32"), kv: T.Tensor((pages_total, E, D // 2), "uint8"),
              kv_sf: T.Tensor((pages_total, E, D // 16), "uint8"),
              o: T.Tensor((N, H * D), "uint16"), lo: T.int32, hi: T.int32):
@@ -40,9 +41,11 @@ def sparse_attention(spec: Spec):
             slot = spans[r, 0]
             first = spans[r, 1]
             position = positions[row]
+            low = T.alloc_var("int32")
+            low = first_seen(position, window, spans[r, 3])
             start(q, row, q_pairs, high, total, out)
-            attend_window(T.max(position - (window - 1), 0), position, positions[first], slot,
-                          first, k, k_sf, ring, ring_sf, keys, q_pairs, high, total, out)
+            attend_window(low, position, positions[first], slot, first, k, k_sf, ring, ring_sf,
+                          keys, q_pairs, high, total, out)
             filled = T.alloc_var("int32")
             filled = 0
             for j in T.serial(K):

@@ -95,6 +95,11 @@ def softmax_macros(H: int, D: int, scale: float):
     return start, attend, finish
 
 
+def first_seen(position, window: int, floor):
+    """The first position in a window: none before the floor but its own."""
+    return T.min(T.max(position - (window - 1), floor), position)
+
+
 def window_macro(D: int, W: int, block: int, attend):
     """Attend to the positions low..high of a request, in absolute tiles."""
 
@@ -134,7 +139,7 @@ def window_attention(spec: Spec):
              k_sf: T.Tensor((N, F), "uint8"), ring: T.Tensor((S, W, D), "uint8"),
              ring_sf: T.Tensor((S, W, F), "uint8"), sink: T.Tensor((H,), "float32"),
              positions: T.Tensor((N,), "int32"), request: T.Tensor((N,), "int32"),
-             spans: T.Tensor((R, 3), "int32"), o: T.Tensor((N, H * D), "uint16"),
+             spans: T.Tensor((R, 4), "int32"), o: T.Tensor((N, H * D), "uint16"),
              lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             row = lo + item
@@ -146,9 +151,11 @@ def window_attention(spec: Spec):
             slot = spans[request[row], 0]
             first = spans[request[row], 1]
             position = positions[row]
+            low = T.alloc_var("int32")
+            low = first_seen(position, window, spans[request[row], 3])
             start(q, row, q_pairs, high, total, out)
-            attend_window(T.max(position - (window - 1), 0), position, positions[first], slot,
-                          first, k, k_sf, ring, ring_sf, keys, q_pairs, high, total, out)
+            attend_window(low, position, positions[first], slot, first, k, k_sf, ring, ring_sf,
+                          keys, q_pairs, high, total, out)
             finish(sink, row, high, total, out, o)
 
     return body

@@ -13,7 +13,7 @@ def window_write(spec: Spec):
     @T.prim_func
     def body(q: T.Tensor((N, D), "uint8"), sf: T.Tensor((N, F), "uint8"),
              positions: T.Tensor((N,), "int32"), request: T.Tensor((N,), "int32"),
-             spans: T.Tensor((R, 3), "int32"), ring: T.Tensor((S, W, D), "uint8"),
+             spans: T.Tensor((R, 4), "int32"), ring: T.Tensor((S, W, D), "uint8"),
              ring_sf: T.Tensor((S, W, F), "uint8"), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             row = lo + item

@@ -24,7 +24,7 @@ def rope_window_write(spec: Spec):
     @T.prim_func
     def body(x: T.Tensor((N, D), "bfloat16"), positions: T.Tensor((N,), "int32"),
              table: T.Tensor((L, B), "float32"), request: T.Tensor((N,), "int32"),
-             spans: T.Tensor((R, 3), "int32"), ring: T.Tensor((S, W, D), "float8_e4m3fn"),
+             spans: T.Tensor((R, 4), "int32"), ring: T.Tensor((S, W, D), "float8_e4m3fn"),
              ring_sf: T.Tensor((S, W, D // block), "uint8"),
              q: T.Tensor((N, D), "float8_e4m3fn"), sf: T.Tensor((N, D // block), "uint8")):
         with T.Kernel(N, threads=threads) as row:

@@ -115,7 +115,7 @@ def sparse_attention(spec: Spec):
              k_sf: T.Tensor((N, F), "uint8"), ring: T.Tensor((S, W, D), "float8_e4m3fn"),
              ring_sf: T.Tensor((S, W, F), "uint8"), sink: T.Tensor((H,), "float32"),
              positions: T.Tensor((N,), "int32"), request: T.Tensor((N,), "int32"),
-             spans: T.Tensor((R, 3), "int32"), idx: T.Tensor((N, K), "int32"),
+             spans: T.Tensor((R, 4), "int32"), idx: T.Tensor((N, K), "int32"),
              pages: T.Tensor((R, P), "int32"), kv: T.Tensor((pages_total, E, D // 2), "uint8"),
              kv_sf: T.Tensor((pages_total, E, D // 16), "float8_e4m3fn"),
              o: T.Tensor((N, H * D), "bfloat16")):
@@ -144,7 +144,7 @@ def sparse_attention(spec: Spec):
 
             position, request_row = positions[row], request[row]
             slot, first = spans[request_row, 0], spans[request_row, 1]
-            low = T.max(position - (window - 1), 0)
+            low = T.min(T.max(position - (window - 1), spans[request_row, 3]), position)
             window_tiles = position // TILE - low // TILE + 1
             if tx < WARP:
                 pack_picks(tx, idx, row, K, picks, count)
