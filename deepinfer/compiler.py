@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from deepinfer import program as artifact
 from deepinfer.codegen.cache import cached_lower, tilelang_version
+from deepinfer.codegen.cost import speculation_costs
 from deepinfer.codegen.emit import Report, lower_graph, lower_kernels, plan_phase, texts
 from deepinfer.codegen.select import instances
 from deepinfer.errors import CheckpointError, ProgramError, TargetError
@@ -19,6 +20,7 @@ from deepinfer.graph import config_json
 from deepinfer.graph.config import ModelConfig
 from deepinfer.graph.derived import weight_sources
 from deepinfer.graph.draft import draft
+from deepinfer.graph.facts import facts as model_facts
 from deepinfer.graph.limits import Limits
 from deepinfer.graph.v41_flash import PHASES, forward
 from deepinfer.ir.graph import Graph
@@ -93,7 +95,8 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
         artifact.check_replaceable(path)  # absent, damaged or of another version: built anew
     _make_writable(cache_dir(), "set DEEPINFER_CACHE_DIR to a directory you can write")
     _make_writable(path.parent, f"give another place than {path}")
-    graphs = {n: lower_graph(g, chosen) for n, g in build_graphs(cfg, limits).items()}
+    sources = build_graphs(cfg, limits)
+    graphs = {n: lower_graph(g, chosen) for n, g in sources.items()}
     plans = {n: plan_phase(g, chosen) for n, g in graphs.items()}
     used = {s: x for p in plans.values() for s, x in instances(p.launches).items()}
     kernels = lower_kernels(used, cached_lower(chosen, cache_dir() / "lowered"), report)
@@ -111,7 +114,8 @@ def compile(model: str | Path | ModelConfig, *, target: str = "cpu", out: str | 
         "limits": asdict(limits), "versions": {"tilelang": tilelang_version(),
                                                **chosen.versions()},
         "orders": {op.name: op.order.digest() for op in _ops(graphs)},
-        "facts": facts(cfg, limits),
+        "facts": facts(cfg, limits, sources),
+        "cost": speculation_costs(graphs, chosen),
         "weights": weight_sources(cfg, unique.values()),
         "phases": {n: p.describe() for n, p in plans.items()},
     }
@@ -150,14 +154,10 @@ def default_levels() -> tuple[str, ...]:
     return (forced_isa() or host_levels()[-1],)
 
 
-def facts(cfg: ModelConfig, limits: Limits) -> dict[str, Any]:
-    """What the runtime needs to know of the model and of the layout of its caches."""
-    return {
-        "vocab_size": cfg.vocab_size, "max_model_len": limits.max_model_len,
-        "page_size": limits.page_size,
-        "max_ngram": cfg.engram_max_ngram_size if cfg.engram_layer_ids else 0,
-        "bos": cfg.bos_token_id, "eos": list(cfg.eos_token_ids),
-    }
+def facts(cfg: ModelConfig, limits: Limits, graphs: Mapping[str, Graph] | None = None
+          ) -> dict[str, Any]:
+    """What the runtime needs to know of the model; ``graphs``: its source graphs, if there are."""
+    return model_facts(cfg, limits, graphs or build_graphs(cfg, limits))
 
 
 def _ops(graphs: dict[str, Graph]) -> list[Any]:

@@ -11,7 +11,8 @@ The manifest's fields: ``format`` and ``abi`` (versions of this file and of the 
 ``digest`` (sha256 over all other fields), ``key`` (of what it was compiled from), ``target``,
 ``isa`` (levels in bin/), ``model`` (the config), ``limits``, ``versions`` (of the tools),
 ``orders`` (digest of each op's reduction order), ``facts`` (what the runtime needs to know),
-``weights`` (what to load and how), ``phases`` (values, sizes, launches), ``files`` (their sha256).
+``cost`` (modelled, of verify and draft steps by rows), ``weights`` (what to load and how),
+``phases`` (values, sizes, launches), ``files`` (their sha256).
 """
 
 from __future__ import annotations

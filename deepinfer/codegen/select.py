@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from deepinfer.codegen.schedules import choose
 from deepinfer.errors import NoKernelError
 from deepinfer.ir.graph import Graph, Node
 from deepinfer.targets.base import Extent, Kernel, Spec, Target
@@ -44,10 +45,14 @@ def launch_of(node: Node, graph: Graph, target: Target) -> Launch:
                             where=f"graph {graph.name} at {node.loc or 'top'}",
                             next="`deepinfer inspect kernels` lists what each target has")
     spec = Spec.of(node)
-    spec = Spec.of(node, kernel.space(spec)[0])
+    spec = Spec.of(node, choose(kernel, spec, target.name, graph.name))
+    return Launch(node, instance_of(kernel, spec), Extent.parse(kernel.items, spec))
+
+
+def instance_of(kernel: Kernel, spec: Spec) -> Instance:
+    """The kernel for a spec, whose schedule is chosen; its symbol is named by the whole spec."""
     digest = hashlib.sha256(spec.key().encode()).hexdigest()[:10]
-    return Launch(node, Instance(kernel, spec, f"{node.op.name}_{digest}"),
-                  Extent.parse(kernel.items, spec))
+    return Instance(kernel, spec, f"{spec.op.name}_{digest}")
 
 
 def instances(launches: tuple[Launch, ...]) -> dict[str, Instance]:

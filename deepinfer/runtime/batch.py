@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, Literal
 
 import numpy as np
 
 from deepinfer.errors import ProgramError
 from deepinfer.program import Phase
 from deepinfer.runtime.request import Request
-from deepinfer.runtime.sampler import sampling_inputs
+from deepinfer.runtime.sampler import SampleRow, draft_sampling_inputs, sampling_inputs
 
 Array = np.ndarray[Any, Any]
 BLOCKED = -1  # a lookback before the request's first token
@@ -23,61 +24,121 @@ class Rows:
 
     Args:
         request: whose. start, end: positions start .. end - 1.
-        sample: "last" chooses a token after the last row, "all" after every row, "none" not.
+        sample: after which rows a token is chosen: none, the last, or all.
+        drafts: tokens of the last rows, proposed and not yet accepted.
+        forced: the chosen token is the known one: prompt logprobs.
     """
 
     request: Request
     start: int
     end: int
-    sample: str = "none"
+    sample: Literal["none", "last", "all"] = "none"
+    drafts: tuple[int, ...] = ()
+    forced: bool = False
 
     def __len__(self) -> int:
         return self.end - self.start
 
+    @property
     def sampled(self) -> range:
-        """Which of these rows reach the head, counted from the first."""
-        return range({"none": len(self), "last": len(self) - 1, "all": 0}[self.sample], len(self))
+        """Positions after which a token is chosen."""
+        first = {"none": self.end, "last": self.end - 1, "all": self.start}[self.sample]
+        return range(first, self.end)
+
+    @property
+    def kept(self) -> range:
+        """Positions whose rows go on past the replay cut."""
+        return range(min(self.end, max(self.start, self.request.keep_from)), self.end)
+
+    def tokens(self, start: int) -> list[int]:
+        """Tokens at positions start .. end - 1, the drafts last."""
+        known = self.request.tokens
+        return known[start:self.end] + list(self.drafts[:max(0, self.end - len(known))])
 
 
-def build_inputs(phase: Phase, batch: Sequence[Rows], *, pages_per_seq: int, max_ngram: int
+class Layout:
+    """Where the rows of a batch lie: one pass over its requests, shared by all inputs.
+
+    Args:
+        batch: rows by request, in any order. lookback: tokens that each row looks back at.
+    """
+
+    def __init__(self, batch: Sequence[Rows], lookback: int) -> None:
+        starts = np.array([rows.start for rows in batch], np.int32)
+        counts = np.array([rows.end for rows in batch], np.int32) - starts
+        self.batch = batch
+        self.firsts = _offsets(counts)
+        self.request = np.repeat(np.arange(len(batch), dtype=np.int32), counts)
+        self.local = np.arange(self.firsts[-1], dtype=np.int32) - self.firsts[self.request]
+        self.positions = starts[self.request] + self.local
+        flat = np.fromiter(chain.from_iterable(_with_history(rows, lookback - 1)
+                                               for rows in batch), np.int32)
+        at = np.arange(len(self.positions)) + (self.request + 1) * (lookback - 1)
+        self.tokens = flat[at]
+        self.lookback = flat[at[:, None] - np.arange(lookback)]
+
+    def spans(self, counts: Array, floors: Sequence[int]) -> Array:
+        """i32[R,4]: slot, first row, end row, floor."""
+        firsts = _offsets(counts)
+        slots = [rows.request.slot for rows in self.batch]
+        return np.stack([np.array(slots, np.int32), firsts[:-1], firsts[1:],
+                         np.array(floors, np.int32)], axis=1)
+
+
+def _offsets(counts: Array) -> Array:
+    """[0, c0, c0 + c1, ...]."""
+    return np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
+
+
+def _with_history(rows: Rows, width: int) -> list[int]:
+    """The tokens of the rows with ``width`` older ones in front."""
+    oldest = rows.start - width
+    return [BLOCKED] * max(0, -oldest) + rows.tokens(max(0, oldest))
+
+
+def build_inputs(phase: Phase, batch: Sequence[Rows], facts: Mapping[str, Any], *,
+                 pages_per_seq: int, masks: Mapping[tuple[str, int], Array] | None = None
                  ) -> dict[str, Array]:
-    """The inputs of one forward step.
+    """The inputs of one target step.
 
     Args:
         phase: what it declares is what it gets; models without ratio-2 layers, say, have no groups.
-        batch: rows by request, in any order. pages_per_seq: width of the page table.
-        max_ngram: width of the lookback.
+        batch: rows by request, in any order. facts: of the Program's manifest.
+        pages_per_seq: width of the page table.
+        masks: i32[words] of the tokens allowed after (request id, position).
 
     Returns:
-        tokens, positions, request i32[N]; spans i32[R,3] (slot, first row, end row); pages
-        i32[R,P]; group_rows, group_positions, group_request i32[G] (rows that close a group of two,
-        the position of its first token, whose); lookback i32[N,A] (newest first, -1 before the
-        start); is_image u8[N]; sample_rows i32[Q]; and ``sampling_inputs``.
+        Rows: tokens, positions, request i32[N]; spans i32[R,4] (slot, first row, end row, floor);
+        pages i32[R,P]; entry_positions i32[N] (-1: cached already); group_rows, group_positions,
+        group_request i32[G] (rows that close a group of two, the position of its first token,
+        whose); lookback i32[N,A] (newest first, -1 before the start); is_image u8[N].
+        Past the replay cut: kept_rows, kept_positions, kept_request i32[K], kept_is_image u8[K],
+        kept_spans i32[R,4]; sample_rows i32[Q], which count kept rows; ``sampling_inputs``.
 
     Raises:
         ProgramError: the phase declares an input that this runtime does not know.
     """
-    first_rows = np.cumsum([0, *(len(rows) for rows in batch)])
-    positions = _join([np.arange(rows.start, rows.end) for rows in batch])
-    request = np.repeat(np.arange(len(batch)), [len(rows) for rows in batch])
-    groups = np.flatnonzero(positions % 2 == 1)
-    picks = [(rows, int(first), row) for rows, first in zip(batch, first_rows, strict=False)
-             for row in rows.sampled()]
+    layout = Layout(batch, max(1, int(facts["max_ngram"])))
+    positions, request = layout.positions, layout.request
+    written = positions >= np.array([rows.request.write_from for rows in batch],
+                                    np.int32)[request]
+    groups = np.flatnonzero((positions % 2 == 1) & written).astype(np.int32)
     made = {
-        "tokens": _i32(_join([rows.request.tokens[rows.start:rows.end] for rows in batch])),
-        "positions": _i32(positions),
-        "request": _i32(request),
-        "spans": _i32([(_slot(rows), first_rows[i], first_rows[i + 1])
-                       for i, rows in enumerate(batch)]).reshape(len(batch), 3),
+        "tokens": layout.tokens, "positions": positions, "request": request,
+        "spans": layout.spans(np.diff(layout.firsts), [r.request.window_floor for r in batch]),
         "pages": _page_table(batch, pages_per_seq),
-        "group_rows": _i32(groups),
-        "group_positions": _i32(positions[groups] - 1),
-        "group_request": _i32(request[groups]),
-        "lookback": _join([_lookback(rows, max(1, max_ngram)) for rows in batch]),
+        "entry_positions": np.where(written, positions, np.int32(-1)),
+        "group_rows": groups, "group_positions": positions[groups] - np.int32(1),
+        "group_request": request[groups], "lookback": layout.lookback,
         "is_image": np.zeros(len(positions), np.uint8),
-        "sample_rows": _i32([first + row for _, first, row in picks]),
-        **sampling_inputs([(rows.request.params, rows.start + row + 1) for rows, _, row in picks]),
+        **_kept(layout),
+        **sampling_inputs(_sample_rows(batch, masks or {}), int(facts["vocab_size"]),
+                          int(facts["recent"])),
     }
+    return _declared(phase, made)
+
+
+def _declared(phase: Phase, made: Mapping[str, Array]) -> dict[str, Array]:
     declared = [v.name for v in phase.values if v.kind == "input"]
     unknown = [name for name in declared if name not in made]
     if unknown:
@@ -85,19 +146,6 @@ def build_inputs(phase: Phase, batch: Sequence[Rows], *, pages_per_seq: int, max
                            f"{sorted(made)}", where="build_inputs",
                            next="use the runtime of the version that compiled the Program")
     return {name: made[name] for name in declared}
-
-
-def _i32(values: Any) -> Array:
-    return np.ascontiguousarray(values, np.int32)
-
-
-def _join(parts: Sequence[Any]) -> Array:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
-
-
-def _slot(rows: Rows) -> int:
-    assert rows.request.slot is not None
-    return rows.request.slot
 
 
 def _page_table(batch: Sequence[Rows], width: int) -> Array:
@@ -108,9 +156,96 @@ def _page_table(batch: Sequence[Rows], width: int) -> Array:
     return table
 
 
-def _lookback(rows: Rows, width: int) -> Array:
-    """Each row's token and those before it, newest first."""
-    oldest = rows.start - width + 1
-    known = rows.request.tokens[max(0, oldest):rows.end]
-    ids = _i32([BLOCKED] * max(0, -oldest) + known)
-    return _i32(np.lib.stride_tricks.sliding_window_view(ids, width)[:, ::-1])
+def _kept(layout: Layout) -> dict[str, Array]:
+    """The rows that go on past the replay cut, and which of them choose a token."""
+    batch = layout.batch
+    counts = np.array([len(rows.kept) for rows in batch], np.int32)
+    dropped = np.diff(layout.firsts) - counts
+    keep = np.flatnonzero(layout.local >= dropped[layout.request]).astype(np.int32)
+    firsts = _offsets(counts)
+    picks = [range(int(end) - len(rows.sampled), int(end))
+             for rows, end in zip(batch, firsts[1:], strict=True)]
+    return {
+        "kept_rows": keep, "kept_positions": layout.positions[keep],
+        "kept_request": layout.request[keep], "kept_is_image": np.zeros(len(keep), np.uint8),
+        "kept_spans": layout.spans(counts, [max(r.request.replay_floor, r.request.window_floor)
+                                            for r in batch]),
+        "sample_rows": np.fromiter(chain.from_iterable(picks), np.int32),
+    }
+
+
+def _sample_rows(batch: Sequence[Rows], masks: Mapping[tuple[str, int], Array]
+                 ) -> list[SampleRow]:
+    made = []
+    for rows in batch:
+        known = rows.request.tokens
+        for position in rows.sampled:
+            chosen = position + 1  # absolute index of the token that is chosen there
+            made.append(SampleRow(
+                rows.request, chosen, recent=rows.drafts[:max(0, chosen - len(known))],
+                mask=masks.get((rows.request.request_id, position)),
+                forced=known[chosen] if rows.forced and chosen < len(known) else -1))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Rows whose tokens are final: what the draft's context is made of.
+
+    Args:
+        request: whose. start, end: positions. row: of the target's ``hidden``, at ``start``.
+    """
+
+    request: Request
+    start: int
+    end: int
+    row: int
+
+
+def build_draft_inputs(phase: Phase, committed: Sequence[Committed], hidden: Array,
+                       drafting: Sequence[Request], facts: Mapping[str, Any], *,
+                       calibration: Sequence[float], masks: Mapping[int, Array] | None = None
+                       ) -> dict[str, Array]:
+    """The inputs of one draft step.
+
+    Args:
+        committed: context rows by request. hidden: bf16[K, taps*d] of the target step.
+        drafting: requests that get a block; each has an anchor, its last token.
+        facts: of the Program's manifest. calibration: temperatures, one a row of a block.
+        masks: allowed first tokens by index into ``drafting``.
+
+    Returns:
+        hidden; positions, request i32[N]; spans i32[R,4]; block_tokens, block_positions,
+        block_request i32[D*block]; block_spans i32[D,4]; anchor i32[D]; calibration f32[block];
+        ``draft_sampling_inputs``.
+    """
+    block = int(facts["block"])
+    starts = np.array([c.start for c in committed], np.int32)
+    counts = np.array([c.end for c in committed], np.int32) - starts
+    firsts = _offsets(counts)
+    request = np.repeat(np.arange(len(committed), dtype=np.int32), counts)
+    local = np.arange(firsts[-1], dtype=np.int32) - firsts[request]
+    rows = np.array([c.row for c in committed], np.int32)[request] + local
+    anchors = np.array([r.tokens[-1] for r in drafting], np.int32)
+    at = np.array([len(r.tokens) - 1 for r in drafting], np.int32)
+    tokens = np.full((len(drafting), block), facts["noise_token"], np.int32)
+    tokens[:, 0] = anchors
+    steps = np.arange(block, dtype=np.int32)
+    made = {
+        "hidden": np.ascontiguousarray(hidden[rows]), "positions": starts[request] + local,
+        "request": request, "spans": _spans([c.request.slot for c in committed], firsts),
+        "block_tokens": tokens.reshape(-1),
+        "block_positions": (at[:, None] + steps).reshape(-1),
+        "block_request": np.repeat(np.arange(len(drafting), dtype=np.int32), block),
+        "block_spans": _spans([r.slot for r in drafting],
+                              np.arange(len(drafting) + 1, dtype=np.int32) * np.int32(block)),
+        "is_image": np.zeros(len(drafting) * block, np.uint8),
+        "anchor": anchors, "calibration": np.array(calibration, np.float32),
+        **draft_sampling_inputs(drafting, block, masks or {}, int(facts["vocab_size"])),
+    }
+    return _declared(phase, made)
+
+
+def _spans(slots: Sequence[int | None], firsts: Array) -> Array:
+    return np.stack([np.array(slots, np.int32).reshape(-1), firsts[:-1], firsts[1:],
+                     np.zeros(len(slots), np.int32)], axis=1)

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import numpy as np
 
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.errors import DeepInferError, RequestError
 from deepinfer.program import Program
-from deepinfer.runtime.batch import Rows, build_inputs
-from deepinfer.runtime.pages import StateSizes
-from deepinfer.runtime.request import (
-    Request,
-    RequestOutput,
-    SamplingParams,
-    Usage,
-    check_prompt,
-    is_int,
-)
-from deepinfer.runtime.sampler import Sampled
+from deepinfer.runtime.ahead import Ahead
+from deepinfer.runtime.batch import Rows
+from deepinfer.runtime.calibration import load_calibration
+from deepinfer.runtime.cost import CostCurve, Machine
+from deepinfer.runtime.draft import Mode, WidthPolicy
+from deepinfer.runtime.execute import Device, Executor, Masks, TargetStep
+from deepinfer.runtime.grammar_spec import GrammarLimits
+from deepinfer.runtime.pages import PagePool
+from deepinfer.runtime.prefix import Hit, PrefixCache
+from deepinfer.runtime.request import Request, RequestOutput, SamplingParams, check_prompt, is_int
 from deepinfer.runtime.scheduler import Scheduler
-from deepinfer.runtime.text import Detokenizer, StopTexts, Text
+from deepinfer.runtime.state import PARTS, StateSizes
+from deepinfer.runtime.stats import EngineStats, StepRecord, Timeline
+from deepinfer.runtime.store import PageStore
+from deepinfer.runtime.structured import Structured
+from deepinfer.runtime.text import Text
+from deepinfer.runtime.verdict import Drafter, Round, Verdicts, Verification
 
 Array = np.ndarray[Any, Any]
-LOGITS = "head.logits"  # the value that ``score`` traces
-
-
-class Device(Protocol):
-    """What the engine needs of a device: one call per step. It holds weights and state."""
-
-    def run(self, phase_name: str, inputs: Mapping[str, Array], *, trace: Iterable[str] = ()
-            ) -> dict[str, Array]:
-        """The phase's outputs and the traced values, by name."""
+T = TypeVar("T")
+REPLAYS = ("off", "mask", "compact")
 
 
 class Engine:
@@ -47,7 +47,20 @@ class Engine:
         max_model_len: tokens of a request, prompt and output; default: the Program's.
         prefill_chunk: rows of a prefill chunk; None: the largest that always fits.
         text: the tokenizer; without it outputs have no text and requests no stop texts.
-        model: the checkpoint's directory, for ``fingerprint``.
+        model: the checkpoint's directory, for ``fingerprint`` and the draft's calibration.
+        prefix_cache: "exact" (bits of a cold run), "replay" (approximate: the last window before a
+            hit's end is computed again instead of kept), or "off".
+        cache_dir: a directory where cached prefixes outlive the engine, shared by processes.
+        cache_dir_bytes: of all its entries; what was used least recently goes first.
+        snapshot_interval: pages per snapshot of the rings, in "exact".
+        replay: bounded replay of the prompt by the layers after the cut (approximate): "off",
+            "mask" (all rows computed) or "compact" (only those kept; the same bits as "mask").
+        keep_tokens: positions at a prompt's end that those layers compute; default: the model's.
+        draft: "fixed", "adaptive" or "off"; no output depends on it. draft_width: drafts a step.
+        verification: "exact" (the target's own tokens), or "rejection" or "block", which keep only
+            the target's distribution.
+        overlap: prepare outputs while the device works; no output depends on it.
+        grammar_limits: on the size of structured output's grammars and the time they take.
 
     Raises:
         RequestError: settings that do not fit each other.
@@ -56,19 +69,75 @@ class Engine:
     def __init__(self, program: Program, device: Device, sizes: StateSizes, *,
                  max_num_batched_tokens: int, max_model_len: int | None = None,
                  prefill_chunk: int | None = None, text: Text | None = None,
-                 model: Path | None = None) -> None:
+                 model: Path | None = None, prefix_cache: Any = "exact",
+                 cache_dir: str | Path | None = None, cache_dir_bytes: int | None = None,
+                 snapshot_interval: int = 8,
+                 replay: str = "off", keep_tokens: int | None = None, draft: Mode = "fixed",
+                 draft_width: int | None = None, verification: Verification = "exact",
+                 overlap: bool = True, grammar_limits: GrammarLimits | None = None) -> None:
         self.program, self.device, self.sizes, self.text = program, device, sizes, text
         self.facts: Mapping[str, Any] = program.manifest["facts"]
         self.max_model_len = max_model_len or int(self.facts["max_model_len"])
-        self.scheduler = Scheduler(sizes, max_num_batched_tokens=max_num_batched_tokens,
-                                   chunk=prefill_chunk)
-        self.steps = 0  # steps run; each is one call of the device
         self._eos = frozenset(self.facts["eos"])
-        self._model = model
-        self._fingerprint: str | None = None
+        self._model, self._fingerprint = model, ""
+        if not self.facts["block"]:
+            draft = "off"
+        curve = CostCurve.load(program, Machine.of(program, device))
+        self.policy = WidthPolicy.of(self.facts, draft, draft_width, curve)
+        self._drafts = self.policy.width > 0
+        self.replay, self._keep = replay, self._kept_tokens(replay, keep_tokens)
+        block = int(self.facts["block"])
+        calibration = (1.0,) * block if model is None else load_calibration(model, block)
+        self.executor = Executor(program, device, sizes.pages_per_seq, calibration)
+        self.pool = PagePool(sizes.num_pages, sizes.num_slots)
+        parts = [p for p in PARTS if p == "encoder" or (replay == "off" and (
+            p != "draft" or self._drafts))]
+        digest = str(program.manifest.get("digest", ""))
+        identity = f"{digest} {self.fingerprint if cache_dir else ''} {replay} {self._keep}"
+        self.prefix = PrefixCache(
+            self.pool, device, self.facts, prefix_cache, snapshot_interval, sizes.snapshot_bytes,
+            identity, None if cache_dir is None else PageStore(
+                cache_dir, identity, max_bytes=cache_dir_bytes),
+            parts=parts, keep_tokens=self._keep or 1)
+        self.scheduler = Scheduler(
+            sizes, self.pool, self.prefix, max_num_batched_tokens=max_num_batched_tokens,
+            draft_width=self.policy.width, chunk=prefill_chunk, keep_tokens=self._keep,
+            on_admit=self._admitted, on_preempt=self._publish_pages)
+        self.verdicts = Verdicts(self.executor, self.policy, verification)
+        self.structured = Structured(text, int(self.facts["vocab_size"]), self._eos,
+                                     grammar_limits)
+        self.overlap = overlap
+        self.steps = 0  # steps run; each has one call of the target and at most one of the draft
+        self.trace: tuple[str, ...] = ()  # values of the target phase that StepRecord holds
+        self.on_step: Callable[[StepRecord], None] | None = None
+        self.drafter: Drafter | None = None  # replaces the model's drafts
+        self.timeline: Timeline | None = None
+        self._stats = EngineStats()
         self._requests: dict[str, Request] = {}
-        self._texts: dict[str, tuple[Detokenizer, StopTexts]] = {}
+        self._changed: list[Request] = []  # their outputs are due
+        self._outputs: list[RequestOutput] = []  # made and not handed out
+        self._hits: dict[str, int] = {}
+        self._ahead: Ahead | None = None
         self._next_id = 0
+        self._worker = ThreadPoolExecutor(1, "deepinfer-step") if overlap else None
+
+    def _kept_tokens(self, replay: str, keep: int | None) -> int:
+        """Positions of a prompt that the layers after the cut compute; 0: all."""
+        if replay not in REPLAYS:
+            raise RequestError(f"replay is {replay!r}, expected one of {', '.join(REPLAYS)}",
+                               where="Engine", next="choose one of them")
+        if replay == "off":
+            return 0
+        if not self.facts["replay"]:
+            raise RequestError(f"replay is '{replay}', expected 'off': this model reads n-grams or "
+                               "taps on both sides of its cut", where="Engine",
+                               next="leave replay out")
+        least = int(self.facts["window"]) + self.policy.width + 1
+        keep = int(self.facts["replay_keep"]) if keep is None else keep
+        if not is_int(keep) or keep < least:
+            raise RequestError(f"keep_tokens is {keep!r}, expected at least {least} (window + "
+                               "draft_width + 1)", where="Engine", next="raise keep_tokens")
+        return keep
 
     @property
     def fingerprint(self) -> str:
@@ -76,7 +145,7 @@ class Engine:
 
         It reads every byte of the checkpoint once, when first asked for.
         """
-        if self._fingerprint is None:
+        if not self._fingerprint:
             if self._model is None:
                 raise DeepInferError("the engine was made without a checkpoint directory",
                                      where="Engine.fingerprint", next="pass model=")
@@ -85,8 +154,11 @@ class Engine:
         return self._fingerprint
 
     def add_request(self, prompt_token_ids: Sequence[int], params: SamplingParams | None = None,
-                    request_id: str | None = None) -> str:
+                    request_id: str | None = None, index: int = 0) -> str:
         """Queue a request; the next ``step`` may run it.
+
+        Args:
+            index: which of the n completions of a caller's request this is.
 
         Returns:
             Its id.
@@ -95,23 +167,27 @@ class Engine:
             RequestError: the request cannot be served. Others are not affected.
         """
         params = SamplingParams() if params is None else params
-        prompt = check_prompt(prompt_token_ids, int(self.facts["vocab_size"]),
-                              self.max_model_len - 1)
-        if params.stop and self.text is None:
-            raise RequestError(f"stop is {params.stop!r}, expected none: the model has no "
-                               "tokenizer.json", where="SamplingParams",
-                               next="use stop_token_ids")
         if request_id is None:
             request_id = self.new_id()
         elif request_id in self._requests:
             raise RequestError(f"request id '{request_id}' is in use, expected a new one",
                                where="request_id", next="choose another or let the engine choose")
-        longest = min(len(prompt) + params.max_tokens, self.max_model_len)
-        request = Request(request_id, params, prompt, len(prompt), longest)
-        self.scheduler.add(request)
+        request = Request.make(
+            request_id, prompt_token_ids, params, vocab_size=int(self.facts["vocab_size"]),
+            eos=self._eos, max_model_len=self.max_model_len, text=self.text, now=time.monotonic())
+        request.index, request.arrival = index, self._next_id
+        self._next_id += 1
+        self.policy.width_of(params.draft_width)
+        if self._keep and params.prompt_logprobs is None:
+            request.replay_floor = max(0, request.prompt_len - self._keep)
+            request.keep_from = request.replay_floor if self.replay == "compact" else 0
+        self.sizes.require_room(request_id, request.positions)
+        if params.structured is not None:
+            self.structured.submit(request)
+        else:
+            self.scheduler.add(request)
         self._requests[request_id] = request
-        if self.text is not None:
-            self._texts[request_id] = (Detokenizer(self.text), StopTexts(tuple(params.stop)))
+        self._ahead = None
         return request_id
 
     def new_id(self) -> str:
@@ -122,35 +198,169 @@ class Engine:
                 return str(self._next_id - 1)
 
     def has_unfinished(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests or self._changed or self._outputs)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free what it holds. False if it is not (or no longer) here."""
         request = self._requests.get(request_id)
-        if request is not None:
-            self._forget(request)
-        return request is not None
+        if request is None:
+            return False
+        self._ahead = None
+        self._publish_pages(request)
+        self._forget(request)
+        self._changed = [r for r in self._changed if r is not request]
+        self._outputs = [o for o in self._outputs if o.request_id != request_id]
+        return True
+
+    def preempt(self, request_id: str) -> bool:
+        """Take a running request's state away, as if others needed it. False if it holds none."""
+        self._ahead = None
+        request = self._requests.get(request_id)
+        return request is not None and self.scheduler.preempt(request)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step: at most one call of the device.
+        """Run one step: a call of the target and, where drafts are wanted, one of the draft.
 
         Returns:
-            What each request that got a token, or failed, has so far.
+            What requests that got a token, or failed, have so far: those of this step, or with
+            ``overlap`` and without drafts those of the step before.
         """
-        batch = self.scheduler.schedule()
+        with Timeline.host(self.timeline):
+            batch, make = self._next_step()
         if not batch:
-            return []
-        sampled = Sampled.of(*self._run(batch, ()))
-        outputs, row = [], 0
-        for rows in batch:
-            rows.request.computed = rows.end
-            if rows.sample == "last":
-                self._commit(rows.request, sampled, row)
-                outputs.append(self._output(rows.request))
-                row += 1
-                if rows.request.finish_reason is not None:
+            return self._hand_out()
+        self.steps += 1
+        step = self._beside(make)
+        try:
+            with Timeline.host(self.timeline):
+                round_ = self.verdicts.judge(batch, step, self.steps, time.monotonic())
+                self._changed += [rows.request for rows in batch
+                                  if rows.request.made or rows.request.finished]
+                first = self.structured.first_masks(round_.drafting, self.steps)
+            if self._drafts:
+                self._beside(lambda: self.verdicts.draft(step, round_, first, self.drafter),
+                             round_)
+        except BaseException:
+            self._ahead = None
+            for rows in batch:  # what the draft's rings hold is not known: compute it again
+                if rows.request.finished:
                     self._forget(rows.request)
+                else:
+                    self.scheduler.preempt(rows.request, damaged=True)
+            raise
+        with Timeline.host(self.timeline):
+            self._note(batch, step, round_.accepted)
+            for rows in batch:
+                self._publish_pages(rows.request)
+                if rows.request.finished:
+                    self._forget(rows.request)
+        return self._hand_out() if not self.overlap else self._made()
+
+    def _next_step(self) -> tuple[list[Rows], Callable[[], TargetStep]]:
+        """The rows of the step and the work that runs them."""
+        ahead, self._ahead = self._ahead, None
+        batch = ahead.fill() if ahead is not None else None
+        if ahead is not None and batch is not None:
+            return batch, partial(self.verdicts.target, batch, {}, self.trace, ahead.inputs)
+        batch, masks = self._schedule()
+        return batch, partial(self.verdicts.target, batch, masks, self.trace)
+
+    def _prepare(self, round_: Round) -> Ahead | None:
+        """The next step, where it is known by now: all go on, and none needs a decision."""
+        drafting = round_.drafting
+        unfinished = [r for r in self.scheduler.running if not r.finished]
+        if (self.policy.mode != "fixed" or self.drafter is not None or unfinished != drafting
+                or len(unfinished) != len(self.scheduler.requests) - sum(
+                    r.finished for r in self.scheduler.running) or self.structured.waiting):
+            return None
+        widths = [self.verdicts.width(r) for r in drafting]
+        if not self.scheduler.extend(drafting, widths):
+            return None
+        return Ahead.prepare(self.program.phases["verify"], drafting, widths, self.facts,
+                             self.sizes.pages_per_seq)
+
+    def _schedule(self) -> tuple[list[Rows], Masks]:
+        for request in self.structured.ready(wait=not self.scheduler.requests):
+            if request.request_id not in self._requests:
+                continue  # aborted meanwhile
+            if request.finished:
+                self._changed.append(request)
+                self._forget(request)
+            else:
+                self.scheduler.add(request)
+        self.verdicts.assign_widths(self.scheduler.running)
+        batch = self.scheduler.schedule()
+        batch, masks, failed = self.structured.mask(batch, self.steps + 1)
+        for request in failed:
+            self._changed.append(request)
+            self._forget(request)
+        return batch, masks
+
+    def _beside(self, work: Callable[[], T], round_: Round | None = None) -> T:
+        """Do ``work`` on the worker thread, and on this one what is left of earlier steps and,
+        after a round, what can be prepared of the next."""
+        def timed() -> T:
+            with Timeline.device(self.timeline):
+                return work()
+
+        if self._worker is None:
+            return timed()
+        future: Future[T] = self._worker.submit(timed)
+        try:
+            with Timeline.host(self.timeline):
+                self._make_outputs()
+                if round_ is not None:
+                    self._ahead = self._prepare(round_)
+        finally:
+            result = future.result()
+        return result
+
+    def _make_outputs(self) -> None:
+        """The outputs of what changed; they wait here, so that a failing step loses none."""
+        changed, self._changed = dict.fromkeys(self._changed), []
+        self._outputs += [request.result() for request in changed]
+
+    def _made(self) -> list[RequestOutput]:
+        outputs, self._outputs = self._outputs, []
         return outputs
+
+    def _hand_out(self) -> list[RequestOutput]:
+        self._make_outputs()
+        return self._made()
+
+    def _note(self, batch: Sequence[Rows], step: TargetStep, accepted: Mapping[str, int]) -> None:
+        preempted, self.scheduler.preempted = self.scheduler.preempted, []
+        self._stats.add(batch, accepted, len(preempted))
+        if self.on_step is not None:
+            self.on_step(StepRecord.of(self.steps, step, batch, accepted,
+                                       [r.request_id for r in preempted], self._hits))
+        self._hits = {}
+
+    def _admitted(self, request: Request, hit: Hit) -> None:
+        """A request got its state: it goes on where the cache ends."""
+        request.computed, request.write_from = hit.replay_from, hit.length
+        request.window_floor = hit.replay_from if hit.replay_from < hit.length else 0
+        metrics = request.metrics
+        if metrics.admitted is None:
+            metrics.admitted = time.monotonic()
+            metrics.cached_tokens = min(hit.length, request.prompt_len)
+        self._stats.hit_tokens += hit.length
+        if hit.length:
+            self._hits[request.request_id] = hit.length
+
+    def _publish_pages(self, request: Request) -> None:
+        """Offer what a request has computed to others; not what led to an error."""
+        if request.slot is None or request.finish_reason == "error":
+            return
+        put = self.prefix.finish if request.finished else self.prefix.commit
+        put(request.request_id, request.tokens, request.computed, request.slot,
+            request.params.cache_salt, request.params.cache_class, request.prompt_len)
+
+    def _forget(self, request: Request) -> None:
+        self.scheduler.remove(request)
+        self.verdicts.forget(request)
+        self.structured.forget(request)
+        self._requests.pop(request.request_id, None)
 
     def score(self, token_ids: Sequence[int], chunk: int | None = None) -> Array:
         """The logits after every position of a text; it runs alone, between steps.
@@ -172,101 +382,52 @@ class Engine:
                                next="lower it or raise max_num_batched_tokens")
         request = Request(f"score-{self.new_id()}", SamplingParams(temperature=0), ids, len(ids),
                           len(ids) + 1)
-        taken = self.scheduler.pool.take(request.request_id, self.sizes.pages_for(len(ids)))
-        if taken is None:
-            raise RequestError(f"no state is free: {self.scheduler.pool.free_slots} slots, "
-                               f"{self.scheduler.pool.free_pages} pages", where="score",
-                               next="finish or abort the running requests first")
-        request.slot, request.pages = taken
+        name = str(self.facts["values"]["logits"])
         logits = np.empty((len(ids), int(self.facts["vocab_size"])), np.float32)
         try:
+            request.slot = self.pool.take_slot(request.request_id)
+            if request.slot is None or not self.pool.grow(request.request_id,
+                                                          self.sizes.pages_for(len(ids))):
+                raise RequestError(f"no state is free: {self.pool.free_slots} slots, "
+                                   f"{self.pool.free_pages} pages", where="score",
+                                   next="finish or abort the running requests first")
+            request.pages = self.pool.table(request.request_id)
             for start in range(0, len(ids), chunk):
                 rows = Rows(request, start, min(start + chunk, len(ids)), "all")
-                logits[start:rows.end] = self._run([rows], (LOGITS,), "prefill")[1][LOGITS]
+                step = self.executor.target([rows], trace=(name,), phase="prefill")
+                logits[start:rows.end] = step.outputs[name]
         finally:
-            self.scheduler.pool.release(request.request_id)
+            self.pool.release(request.request_id)
         return logits
 
     def check(self) -> None:
-        """Every page and slot is free or held by one running request (tests call it each step).
+        """Every page and slot is free, cached, or held by running requests (tests call it often).
 
         Raises:
             DeepInferError: names the page, slot or request.
         """
-        self.scheduler.pool.check()
-        running = {r.request_id for r in self.scheduler.requests if r.slot is not None}
-        if self.scheduler.pool.owners != running:
-            raise DeepInferError(f"state is held by {sorted(self.scheduler.pool.owners)}, running "
+        self.prefix.check()
+        running = {r.request_id for r in self.scheduler.running}
+        if self.pool.owners != running:
+            raise DeepInferError(f"state is held by {sorted(self.pool.owners)}, running "
                                  f"are {sorted(running)}", where="Engine",
                                  next="this is a fault of the engine: please report it")
+
+    def stats(self) -> EngineStats:
+        """Counts since the engine was made, and what it holds now."""
+        return self._stats.now(self.steps, len(self.scheduler.running), len(self._requests),
+                               self.pool, self.verdicts.accepts)
 
     def close(self) -> None:
         """Drop all requests and close the device."""
         for request_id in list(self._requests):
             self.abort(request_id)
+        if self._worker is not None:
+            self._worker.shutdown()
+        self.structured.close()
         close = getattr(self.device, "close", None)
         if close is not None:
             close()
 
-    def _run(self, batch: Sequence[Rows], trace: Iterable[str], phase_name: str | None = None
-             ) -> tuple[Any, dict[str, Array]]:
-        """One call: "decode" when every request has the one row it samples, else "prefill"."""
-        if phase_name is None:
-            single = all(len(rows) == 1 and rows.sample == "last" for rows in batch)
-            phase_name = "decode" if single else "prefill"
-        phase = self.program.phases[phase_name]
-        inputs = build_inputs(phase, batch, pages_per_seq=self.sizes.pages_per_seq,
-                              max_ngram=int(self.facts["max_ngram"]))
-        self.steps += 1
-        return phase, self.device.run(phase_name, inputs, trace=trace)
 
-    def _commit(self, request: Request, sampled: Sampled, row: int) -> None:
-        """Append the chosen token and see whether it ends the request."""
-        params = request.params
-        if sampled.not_finite(row):
-            request.finish_reason = "error"
-            request.error = RequestError(
-                f"the logits at position {request.computed - 1} are not finite",
-                where=f"request {request.request_id}, step {self.steps}",
-                next="check the weights with `deepinfer score`")
-            return
-        token = int(sampled.tokens[row])
-        request.tokens.append(token)
-        if params.logprobs is not None:
-            request.logprobs.append(sampled.logprobs(row, params.logprobs))
-        made = len(request.tokens) - request.prompt_len
-        active = made >= params.min_tokens
-        ends = token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
-        if active and ends:
-            request.finish_reason, request.stop_reason = "stop", token
-        elif self._stops_text(request, token, active):
-            request.finish_reason = "stop"
-        elif len(request.tokens) >= request.max_len:
-            request.finish_reason = "length"
-
-    def _stops_text(self, request: Request, token: int, active: bool) -> bool:
-        if request.request_id not in self._texts:
-            return False
-        detokenizer, stops = self._texts[request.request_id]
-        found = stops.add(detokenizer.add(token), active=active)
-        request.stop_reason = stops.matched
-        return found
-
-    def _output(self, request: Request) -> RequestOutput:
-        text, finished = "", request.finish_reason is not None
-        if request.request_id in self._texts:
-            detokenizer, stops = self._texts[request.request_id]
-            if finished and stops.matched is None:
-                stops.add(detokenizer.finish(), active=False)
-            text = stops.text if finished else stops.safe
-        output = request.output
-        return RequestOutput(
-            request.request_id, request.tokens[:request.prompt_len], text, output,
-            request.finish_reason, request.stop_reason, request.error,
-            Usage(request.prompt_len, len(output)),
-            None if request.params.logprobs is None else list(request.logprobs))
-
-    def _forget(self, request: Request) -> None:
-        self.scheduler.remove(request)
-        self._requests.pop(request.request_id, None)
-        self._texts.pop(request.request_id, None)
+__all__ = ["Engine", "EngineStats", "StepRecord"]

@@ -1,225 +1,39 @@
-"""Requests: what a caller asks for, what he gets back, and what the engine keeps meanwhile."""
+"""Requests: what the engine keeps of each while it runs."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
-from deepinfer.errors import RequestError
+from deepinfer.errors import DeepInferError, RequestError
+from deepinfer.runtime.masks import Array
+from deepinfer.runtime.outputs import (
+    FinishReason,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+    Usage,
+)
+from deepinfer.runtime.params import SamplingParams, child_seed
+from deepinfer.runtime.sampler import Sampling
+from deepinfer.runtime.text import OutputText, Text
+from deepinfer.runtime.values import brief, is_int, is_list
 
-FinishReason = Literal["stop", "length", "error"]
-MAX_LOGPROBS = 20
-_F32_MAX = float(np.finfo(np.float32).max)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How to choose tokens and when to stop. Immutable; checked when made.
-
-    The result depends on these, the prompt, the weights and the Program, and on nothing else.
-
-    Args:
-        max_tokens: tokens to generate at most, >= 1; the context's end may come first.
-        temperature: 0 picks the likeliest token, 1 (the default) samples the model's distribution.
-        top_k: sample among the k likeliest; 0 or -1 is off.
-        top_p: sample among the likeliest whose probabilities reach top_p, in (0, 1]; 1 is off.
-        min_p: drop tokens below min_p times the likeliest one's probability, in [0, 1]; 0 is off.
-        seed: of the noise, 0 .. 2^64 - 1. The default is 0, not a random one.
-        stop: a text or several; generation ends before the first that appears in the output.
-        stop_token_ids: ids that end generation; the id is in token_ids, its text is not in text.
-        ignore_eos: go on after the model's end-of-text ids.
-        min_tokens: stop rules are not looked at before this many tokens.
-        logprobs: report this many alternatives per token, 0..20 (0: the chosen token's only).
-
-    Raises:
-        RequestError: names the field, the value and what was expected; also for an unknown field.
-    """
-
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    logprobs: int | None = None
-
-    def __new__(cls, **given: Any) -> SamplingParams:
-        # dataclass's own __init__ would answer an unknown field with a bare TypeError.
-        known = [f.name for f in fields(cls)]
-        for name in given:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise RequestError(f"unknown field '{name}', expected one of {', '.join(known)}",
-                                   where="SamplingParams",
-                                   next=f"did you mean '{near[0]}'?" if near else "remove it")
-        return object.__new__(cls)
-
-    @staticmethod
-    def of(given: SamplingParams | Mapping[str, Any]) -> SamplingParams:
-        """The params themselves, or those that a mapping (a line of JSON, say) describes."""
-        if isinstance(given, SamplingParams):
-            return given
-        if isinstance(given, Mapping):
-            return SamplingParams(**{str(name): value for name, value in given.items()})
-        raise _wrong("params", given, "SamplingParams or a mapping of its fields")
-
-    def __post_init__(self) -> None:
-        self._int("max_tokens", 1)
-        self._real("temperature", lambda t: 0 <= t <= _F32_MAX, "a finite number >= 0")
-        self._int("top_k", -1)
-        self._real("top_p", lambda p: 0 < p <= 1, "a number in (0, 1]")
-        self._real("min_p", lambda p: 0 <= p <= 1, "a number in [0, 1]")
-        self._int("seed", 0, 2**64 - 1)
-        self._int("min_tokens", 0, self.max_tokens)
-        if self.logprobs is not None:
-            self._int("logprobs", 0, MAX_LOGPROBS)
-        if not isinstance(self.ignore_eos, bool):
-            raise _wrong("ignore_eos", self.ignore_eos, "True or False")
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not _is_list(stop) or not all(isinstance(s, str) and s for s in stop):
-            raise _wrong("stop", self.stop, "a text or a list of texts, none of them empty")
-        ids = self.stop_token_ids
-        if not _is_list(ids) or not all(is_int(i) and i >= 0 for i in ids):
-            raise _wrong("stop_token_ids", ids, "a list of token ids >= 0")
-        object.__setattr__(self, "stop", tuple(stop))
-        object.__setattr__(self, "stop_token_ids", tuple(int(i) for i in ids))
-
-    def _int(self, name: str, low: int, high: int | None = None) -> None:
-        value = getattr(self, name)
-        if not is_int(value) or value < low or (high is not None and value > high):
-            limits = f">= {low}" if high is None else f"in {low}..{high}"
-            raise _wrong(name, value, f"an int {limits}")
-        object.__setattr__(self, name, int(value))
-
-    def _real(self, name: str, allowed: Any, expected: str) -> None:
-        value = getattr(self, name)
-        # Comparisons are false for NaN, and exact for an int too large to be a float.
-        if not isinstance(value, Real) or isinstance(value, bool) or not allowed(value):
-            raise _wrong(name, value, expected)
-        object.__setattr__(self, name, float(value))
+__all__ = ["FinishReason", "Request", "RequestMetrics", "RequestOutput", "SamplingParams",
+           "TokenLogprobs", "TokenMatcher", "Usage", "check_prompt", "child_seed", "is_int"]
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+class TokenMatcher(Protocol):
+    """What a request needs of a grammar's state to commit a token."""
 
-
-def is_int(value: Any) -> bool:
-    """An int of Python or numpy, and no bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _wrong(name: str, value: Any, expected: str) -> RequestError:
-    return RequestError(f"{name} is {_brief(value)}, expected {expected}", where="SamplingParams",
-                        next=f"correct {name}")
-
-
-def check_prompt(token_ids: Any, vocab_size: int, longest: int) -> list[int]:
-    """The prompt as a list of ints.
-
-    Args:
-        token_ids: a sequence or 1-d array of ids. vocab_size: ids are below it.
-        longest: tokens allowed.
-
-    Raises:
-        RequestError: not ids, none, an id outside the vocabulary, or too many.
-    """
-    is_ids = isinstance(token_ids, np.ndarray) and token_ids.ndim == 1 or _is_list(token_ids)
-    if not is_ids or not all(map(is_int, token_ids)):
-        raise RequestError(f"prompt is {_brief(token_ids)}, expected a text or a list of token ids",
-                           where="prompt", next="pass str or list[int]")
-    ids = [int(i) for i in token_ids]
-    if not ids:
-        raise RequestError("the prompt is empty, expected at least 1 token", where="prompt",
-                           next="pass a text or token ids; the begin-of-text id will do")
-    for at, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise RequestError(f"token id {_brief(token)} is outside the vocabulary, expected "
-                               f"0..{vocab_size - 1}", where=f"prompt, token {at}",
-                               next="encode the prompt with this model's tokenizer")
-    if len(ids) > longest:
-        raise RequestError(f"the prompt has {len(ids)} tokens, expected at most {longest}",
-                           where="prompt", next="shorten it or raise max_model_len")
-    return ids
-
-
-def _brief(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no int of thousands of digits
-        text = f"an {type(value).__name__} too long to show"
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities where one token was chosen.
-
-    They are those of the model itself: before temperature, filters and masks.
-
-    Args:
-        chosen: of the token that was chosen.
-        top: (token id, logprob) of the likeliest ones, best first, ties by the lower id.
-    """
-
-    chosen: float
-    top: list[tuple[int, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What a request has given so far, or in all once ``finish_reason`` is set.
-
-    Args:
-        request_id: as given or assigned. prompt_token_ids: the prompt as the model saw it.
-        text: of the output; while unfinished, without what may still become part of a stop text or
-            of a character. "" where the model has no tokenizer.json.
-        token_ids: the output, with the token that ended it.
-        finish_reason: "stop", "length" (max_tokens or the context's end), "error", or None while
-            unfinished. stop_reason: the stop text or id that ended it.
-        error: why the request failed, if finish_reason is "error".
-        usage: tokens. logprobs: one entry per output token, if asked for.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None
-    error: RequestError | None
-    usage: Usage
-    logprobs: list[TokenLogprobs] | None
+    def accept(self, token: int) -> Any:
+        """Advance by a token; False or a RequestError: the grammar does not allow it."""
 
     @property
     def finished(self) -> bool:
-        return self.finish_reason is not None
-
-    @staticmethod
-    def failed(request_id: str, error: RequestError, prompt: Sequence[int] = ()) -> RequestOutput:
-        """The output of a request that was refused."""
-        return RequestOutput(request_id, list(prompt), "", [], "error", None, error,
-                             Usage(len(prompt), 0), None)
+        """Whether nothing can follow any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -232,6 +46,15 @@ class Request:
         max_len: tokens at which it ends for length.
         computed: positions whose rows have run; their state is in the caches.
         slot: its ring row; pages: its page table. Both empty while it waits.
+        vocab_size: ids there are; 0 where masks do not matter. eos: the model's end-of-text ids.
+        index: which of n completions. arrival: its place in the queue.
+        text: its growing text; None without a tokenizer. matcher: its grammar's state.
+        drafts: tokens proposed after the last one, not committed. width: how many to verify.
+        window_floor: window attention before the replay cut sees nothing below this position.
+        replay_floor: the same after the cut. keep_from: rows below it end at the cut.
+        write_from: entries of positions below it are cached already.
+        logprobs: of the output; prompt_logprobs: of the prompt's tokens so far, the first None.
+        sampling: what the sampler reads of it. enders: ids that end it.
     """
 
     request_id: str
@@ -242,10 +65,61 @@ class Request:
     computed: int = 0
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
+    vocab_size: int = 0
+    eos: frozenset[int] = frozenset()
+    index: int = 0
+    arrival: int = 0
+    text: OutputText | None = None
+    matcher: TokenMatcher | None = None
+    drafts: list[int] = field(default_factory=list)
+    width: int = 0
+    window_floor: int = 0
+    replay_floor: int = 0
+    keep_from: int = 0
+    write_from: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    error: RequestError | None = None
+    error: DeepInferError | None = None
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    sampling: Sampling = field(init=False)
+    enders: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        eos = frozenset() if self.params.ignore_eos else self.eos
+        self.enders = eos.union(self.params.stop_token_ids)
+        self.sampling = Sampling.of(self.params, self.tokens[:self.prompt_len], self.vocab_size,
+                                    self.enders)
+        self.sampling.add(self.output)
+
+    @staticmethod
+    def make(request_id: str, prompt_token_ids: Any, params: SamplingParams, *, vocab_size: int,
+             eos: frozenset[int], max_model_len: int, text: Text | None = None,
+             now: float = 0.0) -> Request:
+        """A request of a prompt, checked.
+
+        Args:
+            prompt_token_ids: the prompt. vocab_size, eos, max_model_len: facts of the model.
+            text: its tokenizer. now: seconds of the engine's clock.
+
+        Raises:
+            RequestError: it cannot be served; says why.
+        """
+        prompt = check_prompt(prompt_token_ids, vocab_size, max_model_len - 1)
+        params.check_vocab(vocab_size)
+        if text is None and (params.stop or params.echo):
+            name, value = ("stop", params.stop) if params.stop else ("echo", params.echo)
+            raise RequestError(f"{name} is {value!r}, expected none: the model has no "
+                               "tokenizer.json", where="SamplingParams",
+                               next="use stop_token_ids" if params.stop else "leave it out")
+        shown = None if text is None else OutputText(text, params.stop,
+                                                     prompt if params.echo else ())
+        made = Request(request_id, params, prompt, len(prompt),
+                       min(len(prompt) + params.max_tokens, max_model_len), vocab_size=vocab_size,
+                       eos=eos, text=shown, metrics=RequestMetrics(arrival=now))
+        made.sampling.masks.rows(0, 1, where=f"request {request_id}")
+        return made
 
     @property
     def output(self) -> list[int]:
@@ -253,6 +127,88 @@ class Request:
         return self.tokens[self.prompt_len:]
 
     @property
+    def made(self) -> int:
+        """How many tokens were chosen so far."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
     def positions(self) -> int:
         """Rows it needs at most: the last token it chooses has none."""
         return self.max_len - 1
+
+    @property
+    def decoding(self) -> bool:
+        """Whether all that waits is the row of its last chosen token."""
+        return self.made > 0 and self.computed == len(self.tokens) - 1
+
+    def restart(self) -> None:
+        """Forget what its caches held: it was preempted. Tokens, logprobs and counts stay."""
+        self.computed, self.drafts = 0, []
+        self.metrics.preemptions += 1
+
+    def mask_at(self, position: int, grammar: Array | None, step: int) -> Array | None:
+        """The ids that may be chosen: those of its params and of its grammar.
+
+        Args:
+            position: absolute index of the token to be chosen. grammar: i32[words], the grammar's
+                mask there. step: for the error.
+
+        Returns:
+            i32[words]; None: all.
+
+        Raises:
+            RequestError: none is left; it ends this request.
+        """
+        masks = self.sampling.masks.rows(position - self.prompt_len, 1, (grammar,),
+                                         where=f"request {self.request_id}, step {step}")
+        return masks[0] if masks else None
+
+    def end(self, reason: FinishReason, stop_reason: str | int | None = None,
+            error: DeepInferError | None = None) -> None:
+        """Finish it."""
+        self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
+
+    def result(self) -> RequestOutput:
+        """What it has given so far."""
+        asked = self.params
+        return RequestOutput(
+            self.request_id, self.tokens[:self.prompt_len],
+            "" if self.text is None else self.text.shown(self.finished),
+            self.output, self.finish_reason, self.stop_reason, self.error,
+            Usage(self.prompt_len, self.made, self.metrics.cached_tokens),
+            None if asked.logprobs is None else list(self.logprobs),
+            None if asked.prompt_logprobs is None else list(self.prompt_logprobs),
+            index=self.index, metrics=self.metrics.copy())
+
+
+def check_prompt(token_ids: Any, vocab_size: int, longest: int) -> list[int]:
+    """The prompt as a list of ints.
+
+    Args:
+        token_ids: a sequence or 1-d array of ids. vocab_size: ids are below it.
+        longest: tokens allowed.
+
+    Raises:
+        RequestError: not ids, none, an id outside the vocabulary, or too many.
+    """
+    is_ids = isinstance(token_ids, np.ndarray) and token_ids.ndim == 1 or is_list(token_ids)
+    if not is_ids or not all(map(is_int, token_ids)):
+        raise RequestError(f"prompt is {brief(token_ids)}, expected a text or a list of token ids",
+                           where="prompt", next="pass str or list[int]")
+    ids = [int(i) for i in token_ids]
+    if not ids:
+        raise RequestError("the prompt is empty, expected at least 1 token", where="prompt",
+                           next="pass a text or token ids; the begin-of-text id will do")
+    for at, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"token id {brief(token)} is outside the vocabulary, expected "
+                               f"0..{vocab_size - 1}", where=f"prompt, token {at}",
+                               next="encode the prompt with this model's tokenizer")
+    if len(ids) > longest:
+        raise RequestError(f"the prompt has {len(ids)} tokens, expected at most {longest}",
+                           where="prompt", next="shorten it or raise max_model_len")
+    return ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, pre_tokenizers
@@ -38,6 +38,7 @@ class Text:
         self.tokenizer, self.bos = tokenizer, bos
         added = tokenizer.get_added_tokens_decoder()
         self._special = {i for i, token in added.items() if token.special}
+        self._bytes: dict[int, bytes] = {}  # of the tokens seen so far
         decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
         self.byte_level = decoder.get("type") == "ByteLevel"
         self._byte_of = _byte_of()
@@ -61,8 +62,18 @@ class Text:
         """The text of ids; special tokens have none."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def special_id(self, spelling: str) -> int | None:
+        """The id of the special token that is spelled so."""
+        token = self.tokenizer.token_to_id(spelling)
+        return int(token) if token in self._special else None
+
     def token_bytes(self, token: int) -> bytes:
         """What one token adds to the text's bytes; only for a byte-level tokenizer."""
+        if token not in self._bytes:
+            self._bytes[token] = self._spell(token)
+        return self._bytes[token]
+
+    def _spell(self, token: int) -> bytes:
         if token in self._special:
             return b""
         spelled = self.tokenizer.id_to_token(token) or ""
@@ -146,3 +157,51 @@ class StopTexts:
             if any(s.startswith(self.text[-length:]) for s in self._stops if len(s) > length):
                 return self.text[:-length]
         return self.text
+
+
+class OutputText:
+    """The text of one output as it grows: whole characters, stop texts, echo.
+
+    Stop texts are looked for in the output alone, never in the prompt or across its end. Special
+    tokens have no text; a stop that spells one ends the output at that token instead.
+
+    Args:
+        text: the tokenizer. stops: the stop texts. prompt: ids whose text comes first (echo).
+    """
+
+    def __init__(self, text: Text, stops: Sequence[str], prompt: Sequence[int] = ()) -> None:
+        self._special = {token: stop for stop in stops
+                         if (token := text.special_id(stop)) is not None}
+        self._detokenizer = Detokenizer(text)
+        self._stops = StopTexts(tuple(stops))
+        self._prompt = text.decode(prompt) if prompt else ""
+        self._special_stop: str | None = None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop text that ended it."""
+        return self._special_stop or self._stops.matched
+
+    def add(self, token: int, *, active: bool = True) -> bool:
+        """Append a token; True if a stop text ended the output.
+
+        Args:
+            active: False appends without looking for stops.
+        """
+        found = self._stops.add(self._detokenizer.add(token), active=active)
+        if active and token in self._special:
+            self._special_stop = self._special[token]
+        return found or self._special_stop is not None
+
+    def shown(self, finished: bool) -> str:
+        """The text so far.
+
+        Args:
+            finished: no token follows, so nothing is withheld: neither what may become a stop text
+                nor an incomplete character, which reads as U+FFFD.
+        """
+        if not finished:
+            return self._prompt + self._stops.safe
+        if self._stops.matched is None:
+            self._stops.add(self._detokenizer.finish(), active=False)
+        return self._prompt + self._stops.text

@@ -12,13 +12,14 @@ from deepinfer.graph.config import ModelConfig
 from deepinfer.graph.derived import weight_sources
 from deepinfer.ir.eval import evaluate
 from deepinfer.ir.graph import Graph, Node
-from deepinfer.ir.types import Kind
+from deepinfer.ir.types import Kind, Sym
+from deepinfer.runtime.devices.state import StateAccess
 from deepinfer.runtime.weights import load_weights
 
 Array = np.ndarray[Any, Any]
 
 
-class EvaluatorDevice:
+class EvaluatorDevice(StateAccess):
     """Runs phases of source or lowered graphs; stands in for a device in tests.
 
     Args:
@@ -34,6 +35,7 @@ class EvaluatorDevice:
         wanted = {v.name: v for g in graphs.values() for v in g.of_kind(Kind.WEIGHT)}
         self._arrays: dict[str, Array] = load_weights(weight_sources(cfg, wanted.values()), model)
         self.state: dict[str, Array] = {}
+        paged: list[str] = []
         for graph in graphs.values():
             for v in graph.of_kind(Kind.STATE):
                 if v.name not in self.state:
@@ -41,6 +43,10 @@ class EvaluatorDevice:
                     if poison:
                         array.view(np.uint8)[...] = 0xFF
                     self.state[v.name] = array
+                    first = v.type.shape[0]
+                    if isinstance(first, Sym) and first.name == "num_pages":
+                        paged.append(v.name)
+        self.paged = tuple(paged)
 
     def run(self, phase_name: str, inputs: Mapping[str, Array], *,
             trace: Iterable[str] = ()) -> dict[str, Array]:

@@ -101,7 +101,7 @@ def test_steps_that_do_not_fit(device, given):
         with pytest.raises(ProgramError, match=message):
             device.run("prefill", step)
     pages = np.zeros((2, 16), np.int32)[:, ::2]
-    spans = np.array([[0, 0, 5], [1, 5, 5]], np.int32)
+    spans = np.array([[0, 0, 5, 0], [1, 5, 5, 0]], np.int32)
     with pytest.raises(ProgramError, match="input 'pages' is not contiguous"):
         device.run("prefill", {**given, "pages": pages, "spans": spans})
     assert device.calls == 0

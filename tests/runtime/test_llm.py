@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import signal
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import deepinfer
-from deepinfer import LLM, SamplingParams
+from deepinfer import LLM, AsyncEngine, SamplingParams
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.errors import ProgramError, RequestError, TargetError
 from deepinfer.runtime.devices.cpu import CpuDevice
@@ -97,7 +98,7 @@ def test_alone_or_in_a_batch(tiny, compiled, solo, chunk):
         assert [comparable(x) for x in together] == [comparable(x) for x in solo]
         backwards = other.generate(list(prompts)[::-1], list(params)[::-1])[::-1]
         assert [comparable(x) for x in backwards] == [comparable(x) for x in solo]
-        assert device.calls == engine.steps  # one native call a step, whatever it mixes
+        assert device.calls == 2 * engine.steps  # a step: one native call each of target and draft
         engine.check()
         assert engine.scheduler.pool.free_slots == 5
 
@@ -217,7 +218,8 @@ def test_settings_that_cannot_be(tiny, compiled, setting, message):
 
 
 def test_rows_for_all_requests_are_asked_for_before_compiling(tiny, monkeypatch):
-    monkeypatch.setattr("deepinfer.llm.compile", lambda *args, **named: pytest.fail("compiled"))
+    monkeypatch.setattr("deepinfer.api.load.compile",
+                        lambda *args, **named: pytest.fail("compiled"))
     with pytest.raises(RequestError, match="max_num_batched_tokens is 8, expected at least"):
         LLM(tiny, max_num_batched_tokens=8)
 
@@ -277,11 +279,58 @@ def test_few_pages_make_requests_wait_and_change_nothing(tiny, compiled, llm, so
     from deepinfer.runtime.pages import bytes_per_page
 
     prompts, params = zip(*requests(), strict=True)
-    with LLM(tiny, program=compiled, max_model_len=96,
+    with LLM(tiny, program=compiled, max_model_len=96, prefix_cache="off",
              cache_bytes=7 * bytes_per_page(compiled)) as other:
         assert other.engine.sizes.num_pages == 7
         got = other.generate(list(prompts), list(params))
     assert [comparable(x) for x in got] == [comparable(x) for x in solo]
+
+
+def test_a_stream_joins_to_what_generate_gives(llm):
+    params = SamplingParams(max_tokens=24, seed=3, logprobs=2, ignore_eos=True, stop="zz")
+    whole = llm.generate("Once upon", params)[0]
+    deltas = list(llm.stream("Once upon", params))
+    assert len(deltas) > 1 and "".join(d.text for d in deltas) == whole.text
+    assert sum((d.token_ids for d in deltas), []) == whole.token_ids
+    assert sum((d.logprobs for d in deltas), []) == whole.logprobs
+    with llm.stream("Once upon", params) as left:
+        next(left)
+    assert not llm.engine.has_unfinished()
+    llm.engine.check()
+
+
+def test_completions_equal_runs_with_their_seeds(llm):
+    """Case B5."""
+    params = SamplingParams(n=3, seed=5, max_tokens=9, ignore_eos=True)
+    [output] = llm.generate([IDS[:9]], params)
+    for i, child in enumerate(output.outputs):
+        alone = llm.generate(IDS[:9], params.child(i))[0]
+        assert child.index == i and child.token_ids == alone.token_ids
+    assert len({tuple(child.token_ids) for child in output.outputs}) == 3
+
+
+def test_async_outputs_equal_those_of_generate(llm, solo):
+    async def main() -> list:
+        async def last(prompt, params):
+            return [output async for output in engine.add_request(prompt, params)][-1]
+
+        async with AsyncEngine(llm) as engine:
+            return await asyncio.gather(*(last(*request) for request in requests()))
+
+    assert [comparable(x) for x in asyncio.run(main())] == [comparable(x) for x in solo]
+    assert not llm.engine.has_unfinished()
+
+
+def test_chat_gives_the_same_answer_whole_and_streamed(llm):
+    messages, params = [{"role": "user", "content": "Hi"}], {"max_tokens": 12, "temperature": 0}
+    answer = llm.chat(messages, params, thinking=False)
+    assert answer.reasoning is None and answer.raw.usage.completion_tokens <= 12
+    stream = llm.stream_chat(messages, params, thinking=False)
+    assert "".join(delta.content for delta in stream) == answer.content
+    assert comparable(stream.answer.raw) == comparable(answer.raw)
+    longer = [*messages, answer.message, {"role": "user", "content": "And?"}]
+    assert llm.chat(longer, params, thinking=False).raw.usage.prompt_tokens > (
+        answer.raw.usage.prompt_tokens)
 
 
 def test_the_engine_knows_its_weights(tiny, llm):
@@ -291,7 +340,11 @@ def test_the_engine_knows_its_weights(tiny, llm):
 
 def test_public_names():
     assert deepinfer.LLM is LLM and deepinfer.Engine is Engine
-    assert {"LLM", "SamplingParams", "Engine", "Program", "compile"} <= set(dir(deepinfer))
+    assert deepinfer.AsyncEngine is AsyncEngine and deepinfer.SamplingParams is SamplingParams
+    names = {"LLM", "AsyncEngine", "ChatOutput", "Engine", "Program", "RequestOutput",
+             "SamplingParams", "compile"}
+    assert names == set(deepinfer.__all__) <= set(dir(deepinfer))
+    assert all(getattr(deepinfer, name).__name__ == name for name in names)
     assert callable(deepinfer.compile) and "deepinfer.compiler" in sys.modules
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = deepinfer.Nothing

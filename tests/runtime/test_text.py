@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from deepinfer.errors import CheckpointError
 from deepinfer.graph.byte_tokenizer import byte_level_tokenizer
-from deepinfer.runtime.text import Detokenizer, StopTexts, Text
+from deepinfer.runtime.text import Detokenizer, OutputText, StopTexts, Text
 
 TEXT = Text(byte_level_tokenizer(512), bos=0)
 BYTES = {TEXT.token_bytes(i): i for i in range(3, 259)}
@@ -124,3 +124,76 @@ def test_stops_depend_on_the_text_alone(stops, pieces):
     # What was shown once stays, and never holds what is cut off later.
     assert all(text.startswith(s) for s in shown)
     assert all(b.startswith(a) for a, b in zip(shown, shown[1:], strict=False))
+
+
+def grow(text: OutputText, ids: list[int]) -> tuple[str, list[str]]:
+    """The final text, and what is new after each token and at the end."""
+    pieces, before = [], ""
+    for token in ids:
+        ended = text.add(token)
+        shown = text.shown(ended)
+        assert shown.startswith(before)
+        pieces.append(shown[len(before):])
+        before = shown
+        if ended:
+            return before, pieces
+    pieces.append(text.shown(True)[len(before):])
+    return text.shown(True), pieces
+
+
+def test_output_text_stops():
+    """Case B7: stops over token edges, two that overlap, one that also ends the prompt."""
+    raw = ids_of(b"abENDc")
+    for prompt in ([], ids_of("x€END".encode())):
+        before = "x€END" if prompt else ""
+        text = OutputText(TEXT, ("END",), prompt)
+        final, pieces = grow(text, raw)
+        assert (final, text.matched) == (before + "ab", "END")
+        assert "".join(pieces) == final and pieces[2:] == ["", "", ""]
+    text = OutputText(TEXT, ("N", "END"))
+    assert grow(text, raw)[0] == "abE" and text.matched == "N"
+    # A stop is never looked for across the end of the prompt.
+    assert grow(OutputText(TEXT, ("xa",), ids_of(b"x")), raw)[0] == "xabENDc"
+
+
+def test_output_text_withholds_and_gives_back():
+    text = OutputText(TEXT, ("END",))
+    assert grow(text, ids_of(b"abEN"))[1] == ["a", "b", "", "", "EN"] and text.matched is None
+    # Part of a character is withheld too, and is U+FFFD if it never comes.
+    assert grow(OutputText(TEXT, ()), ids_of("a€".encode()[:3]))[1] == ["a", "", "", "\ufffd"]
+    finished = OutputText(TEXT, ())
+    grow(finished, ids_of(b"a\xe2"))
+    assert finished.shown(True) == finished.shown(True) == "a\ufffd"
+
+
+def test_echo_and_a_character_cut_by_the_end_of_the_prompt():
+    """Case B7: the prompt ends with 2 of 3 bytes of U+20AC, the output begins with the third."""
+    head, tail = "a€".encode()[:3], "€".encode()[2:] + b"b"
+    assert grow(OutputText(TEXT, ()), ids_of(tail))[0] == "\ufffdb"
+    echoed, pieces = grow(OutputText(TEXT, (), ids_of(head)), ids_of(tail))
+    assert echoed == "a\ufffd\ufffdb" and pieces == ["a\ufffd\ufffd", "b", ""]
+
+
+def test_output_text_with_a_special_stop():
+    user = TEXT.special_id("<｜User｜>")
+    assert user is not None and TEXT.special_id("a") is None is TEXT.special_id("<think>")
+    early = OutputText(TEXT, ("<｜User｜>",))
+    assert not early.add(user, active=False) and early.matched is None
+    assert early.add(user) and early.matched == "<｜User｜>" and early.shown(True) == ""
+    # A mark that is no special token has a text, and is found there.
+    think = TEXT.tokenizer.token_to_id("</think>")
+    text = OutputText(TEXT, ("</think>",))
+    assert grow(text, [*ids_of(b"a"), think])[0] == "a" and text.matched == "</think>"
+
+
+@given(st.lists(st.integers(0, 511), max_size=40), st.lists(st.text("aeE ", min_size=1, max_size=3),
+                                                            max_size=3))
+def test_pieces_join_to_the_final_text(ids, stops):
+    """Case B7: pieces joined equal the final text and never show the stop text."""
+    text = OutputText(TEXT, tuple(stops), [5, 6])
+    final, pieces = grow(text, ids)
+    assert "".join(pieces) == final
+    body = final[len(TEXT.decode([5, 6])):]
+    assert not any(stop in body for stop in stops)
+    if text.matched is None:
+        assert body == TEXT.decode(ids)

@@ -14,6 +14,7 @@ import numpy as np
 from deepinfer.errors import ProgramError, TargetError
 from deepinfer.program import ABI, Phase, Program, ValueInfo
 from deepinfer.runtime.devices.isa import choose_level
+from deepinfer.runtime.devices.state import StateAccess
 from deepinfer.settings import usable_cpus
 
 Array = np.ndarray[Any, Any]
@@ -59,6 +60,11 @@ def _open(program: Program, isa: str) -> ctypes.CDLL:
     return library
 
 
+def _is_paged(program: Program, name: str) -> bool:
+    shapes = [v.shape for p in program.phases.values() for v in p.values if v.name == name]
+    return shapes[0][0] == ("num_pages", 1)
+
+
 def _thread_count(given: int | None) -> int:
     if given is None:
         return usable_cpus()
@@ -68,7 +74,7 @@ def _thread_count(given: int | None) -> int:
     return int(given)
 
 
-class CpuDevice:
+class CpuDevice(StateAccess):
     """Weights, state and buffers of one Program on this CPU. Not thread-safe: one step at a time.
 
     Args:
@@ -93,6 +99,7 @@ class CpuDevice:
         self._pool = self._start_threads()
         self._weights = dict(weights)
         self.state = self._allocate_state()
+        self.paged = tuple(name for name in self.state if _is_paged(program, name))
         arena = max(p.arena_bytes for p in program.phases.values())
         self._stride = -(-max(p.scratch_bytes for p in program.phases.values()) // 64) * 64 + 64
         self._arena, self._scratch = aligned(arena), aligned(self._stride * self.num_threads)

@@ -1,0 +1,133 @@
+"""Execute: one step's calls of the device, from rows to chosen tokens and from tokens to drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from deepinfer.program import Program
+from deepinfer.runtime.batch import Committed, Rows, build_draft_inputs, build_inputs
+from deepinfer.runtime.rejection import draft_seed
+from deepinfer.runtime.request import Request
+from deepinfer.runtime.sampler import Sampled
+
+Array = np.ndarray[Any, Any]
+Masks = Mapping[tuple[str, int], Array]
+
+
+class Device(Protocol):
+    """What the engine needs of a device. It holds weights and state."""
+
+    def run(self, phase_name: str, inputs: Mapping[str, Array], *, trace: Iterable[str] = ()
+            ) -> dict[str, Array]:
+        """The phase's outputs and the traced values, by name."""
+
+    def read_slot(self, slot: int, names: Iterable[str]) -> dict[str, Array]:
+        """Copies of one slot's rows of the named state."""
+
+    def write_slot(self, slot: int, arrays: Mapping[str, Array]) -> None:
+        """Replace them."""
+
+    def read_pages(self, page_ids: Sequence[int]) -> dict[str, Array]:
+        """Copies of these pages of every paged cache."""
+
+    def write_pages(self, page_ids: Sequence[int], arrays: Mapping[str, Array]) -> None:
+        """Replace them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStep:
+    """What the target made of a batch.
+
+    Args:
+        phase: that ran. inputs, outputs: its arrays by name, with the traced ones.
+        sampled: chosen tokens by sampled row. hidden: bf16[kept rows, taps*d], or None.
+    """
+
+    phase: str
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    sampled: Sampled
+    hidden: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What the draft proposed, by drafting request.
+
+    Args:
+        tokens: i32[D, block]. confidences: f32[D, block].
+        logits: f32[D, block, V] after penalties and masks, if asked for.
+    """
+
+    tokens: Array
+    confidences: Array
+    logits: Array | None = None
+
+
+class Executor:
+    """Args:
+        program: whose phases to run. device: where. pages_per_seq: width of its page tables.
+        calibration: temperatures of the draft's confidences.
+    """
+
+    def __init__(self, program: Program, device: Device, pages_per_seq: int,
+                 calibration: Sequence[float]) -> None:
+        self.program, self.device, self.pages_per_seq = program, device, pages_per_seq
+        self.facts: Mapping[str, Any] = program.manifest["facts"]
+        self.calibration = tuple(calibration)
+
+    def phase_for(self, batch: Sequence[Rows]) -> str:
+        """"decode" when every request has the one row it samples, "verify" when each has an anchor
+        and drafts, else "prefill", which runs any rows. No bit depends on which."""
+        if all(len(rows) == 1 and rows.sample != "none" for rows in batch):
+            return "decode"
+        whole = all(rows.request.decoding and rows.sample == "all" for rows in batch)
+        return "verify" if whole and "verify" in self.program.phases else "prefill"
+
+    def target(self, batch: Sequence[Rows], masks: Masks | None = None, trace: Iterable[str] = (),
+               phase: str | None = None, inputs: Mapping[str, Array] | None = None) -> TargetStep:
+        """Run the target on a batch; ``phase``: None lets the batch decide.
+
+        Args:
+            inputs: of the verify phase, where they are made already.
+        """
+        name = phase or ("verify" if inputs is not None else self.phase_for(batch))
+        if inputs is None:
+            inputs = build_inputs(self.program.phases[name], batch, self.facts, masks=masks,
+                                  pages_per_seq=self.pages_per_seq)
+        outputs = self.device.run(name, inputs, trace=trace)
+        roles = self.facts["outputs"][name]
+        sampled = Sampled(*(outputs[roles[r]] for r in ("token", "logprob", "top_ids",
+                                                        "top_logprobs")))
+        return TargetStep(name, inputs, outputs, sampled,
+                          outputs[roles["hidden"]] if "hidden" in roles else None)
+
+    def draft(self, step: TargetStep, committed: Sequence[Committed],
+              drafting: Sequence[Request], masks: Mapping[int, Array] | None = None, *,
+              own_noise: bool = False) -> Drafts:
+        """Seed the draft's rings with committed rows and propose a block for each of ``drafting``.
+
+        Args:
+            own_noise: sample with seeds of the draft's own and return its logits, as rejection
+                sampling needs them; else with the target's noise.
+        """
+        assert step.hidden is not None
+        inputs = build_draft_inputs(self.program.phases["draft"], committed, step.hidden, drafting,
+                                    self.facts, calibration=self.calibration, masks=masks)
+        roles = self.facts["outputs"]["draft"]
+        trace: list[str] = []
+        if own_noise:
+            inputs["seed"] = np.array([draft_seed(r.params.seed, len(r.tokens)) for r in drafting],
+                                      np.uint64)
+            trace = [f"draft.{k}.adjusted" for k in range(int(self.facts["block"]))]
+        outputs = self.device.run("draft", inputs, trace=trace)
+
+        def stacked(names: Sequence[str]) -> Array:
+            return np.stack([outputs[name] for name in names], axis=1)
+
+        return Drafts(stacked(roles["tokens"]), stacked(roles["confidences"]),
+                      stacked(trace) if own_noise else None)

@@ -1,0 +1,146 @@
+"""Stats: what an engine did and holds, one step's record for observers, and a timeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from deepinfer.runtime.batch import Rows
+from deepinfer.runtime.draft import AcceptStats
+from deepinfer.runtime.execute import TargetStep
+from deepinfer.runtime.pages import PagePool
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counts since the engine was made, and what it holds now.
+
+    Args:
+        steps: run. rows: computed by the target, of them prefill_rows of prompts.
+        verified, accepted: drafts. preemptions: requests that lost their state. hit_tokens: taken
+            from the prefix cache.
+        running: requests with state. unfinished: all of them. free_pages: that can be had now,
+            cached_pages: known by their contents; free_slots.
+        accepts: drafts by position.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    prefill_rows: int = 0
+    verified: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    hit_tokens: int = 0
+    running: int = 0
+    unfinished: int = 0
+    free_pages: int = 0
+    cached_pages: int = 0
+    free_slots: int = 0
+    accepts: AcceptStats = field(default_factory=AcceptStats)
+
+    def add(self, batch: Sequence[Rows], accepted: Mapping[str, int], preempted: int) -> None:
+        """Count one step."""
+        for rows in batch:
+            self.rows += len(rows)
+            decodes = rows.sample == "all" and not rows.forced
+            self.prefill_rows += 0 if decodes else len(rows)
+            self.verified += len(rows.drafts)
+        self.accepted += sum(accepted.values())
+        self.preemptions += preempted
+
+    def now(self, steps: int, running: int, unfinished: int, pool: PagePool,
+            accepts: AcceptStats) -> EngineStats:
+        """A copy with what the engine holds."""
+        copy = AcceptStats(accepts.rounds, list(accepts.drafted), list(accepts.accepted))
+        return replace(self, steps=steps, running=running, unfinished=unfinished,
+                       free_pages=pool.free_pages, cached_pages=pool.cached_pages,
+                       free_slots=pool.free_slots, accepts=copy)
+
+
+@dataclass(frozen=True, slots=True)
+class RowRecord:
+    """Rows of a request in a step: positions start .. end - 1, sampled after ``sampled`` of them,
+    the last; ``drafts`` of them were proposals."""
+
+    request_id: str
+    start: int
+    end: int
+    sampled: int
+    drafts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step did, for observers.
+
+    Args:
+        step: its number. phase: of the target. rows: by request, in batch order.
+        inputs, outputs: arrays of the target phase, with the values named in ``engine.trace``.
+        drafted: the drafts each request verified. accepted: how many of them stood.
+        widths: the same as counts. preempted: ids. hits: cached positions by request.
+    """
+
+    step: int
+    phase: str
+    rows: tuple[RowRecord, ...]
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    drafted: Mapping[str, list[int]]
+    accepted: Mapping[str, int]
+    widths: Mapping[str, int]
+    preempted: Sequence[str]
+    hits: Mapping[str, int]
+
+    @staticmethod
+    def of(number: int, step: TargetStep, batch: Sequence[Rows], accepted: Mapping[str, int],
+           preempted: Sequence[str], hits: Mapping[str, int]) -> StepRecord:
+        rows = tuple(RowRecord(r.request.request_id, r.start, r.end, len(r.sampled), r.drafts)
+                     for r in batch)
+        drafted = {r.request_id: list(r.drafts) for r in rows if r.drafts}
+        return StepRecord(number, step.phase, rows, step.inputs, step.outputs, drafted,
+                          dict(accepted), {k: len(v) for k, v in drafted.items()},
+                          list(preempted), dict(hits))
+
+
+class Timeline:
+    """When the host and the device worked: to count how much host work is hidden.
+
+    Attributes:
+        spans: ("host" or "device", begin, end) in seconds of a monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, float, float]] = []
+
+    @contextmanager
+    def _span(self, kind: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spans.append((kind, begin, time.perf_counter()))
+
+    @staticmethod
+    def host(timeline: Timeline | None) -> AbstractContextManager[None]:
+        return nullcontext() if timeline is None else timeline._span("host")
+
+    @staticmethod
+    def device(timeline: Timeline | None) -> AbstractContextManager[None]:
+        return nullcontext() if timeline is None else timeline._span("device")
+
+    def hidden(self) -> float:
+        """The share of host time during which the device worked."""
+        device = [(b, e) for kind, b, e in self.spans if kind == "device"]
+        total = over = 0.0
+        for kind, begin, end in self.spans:
+            if kind == "host":
+                total += end - begin
+                over += sum(max(0.0, min(end, e) - max(begin, b)) for b, e in device)
+        return over / total if total else 0.0
