@@ -5,17 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deepinfer.api.chat_output import ChatOutput
+    from deepinfer.async_engine import AsyncEngine
     from deepinfer.compiler import compile
     from deepinfer.llm import LLM
     from deepinfer.program import Program
     from deepinfer.runtime.engine import Engine
-    from deepinfer.runtime.request import SamplingParams
+    from deepinfer.runtime.outputs import RequestOutput
+    from deepinfer.runtime.params import SamplingParams
 
-__all__ = ["LLM", "Engine", "Program", "SamplingParams", "compile"]
+__all__ = ["LLM", "AsyncEngine", "ChatOutput", "Engine", "Program", "RequestOutput",
+           "SamplingParams", "compile"]
 
 _HOME = {
+    "AsyncEngine": "deepinfer.async_engine", "ChatOutput": "deepinfer.api.chat_output",
     "LLM": "deepinfer.llm", "Engine": "deepinfer.runtime.engine", "Program": "deepinfer.program",
-    "SamplingParams": "deepinfer.runtime.request", "compile": "deepinfer.compiler",
+    "RequestOutput": "deepinfer.runtime.outputs", "SamplingParams": "deepinfer.runtime.params",
+    "compile": "deepinfer.compiler",
 }
 
 

@@ -103,16 +103,20 @@ def parser() -> argparse.ArgumentParser:
     prompt = run.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT")
     prompt.add_argument("--tokens", metavar="1,2,3|@FILE", help="token ids, or a JSON file of them")
-    run.add_argument("--max-tokens", type=int, default=64, metavar="N", help="(%(default)s)")
-    run.add_argument("--temperature", type=float, default=0.0, metavar="T",
-                     help="0 is greedy (%(default)s)")
-    run.add_argument("--top-p", type=float, default=1.0, metavar="P", help="(%(default)s)")
-    run.add_argument("--top-k", type=int, default=0, metavar="K", help="0 keeps all (%(default)s)")
-    run.add_argument("--seed", type=int, default=0, metavar="S",
-                     help="of the sampling noise (%(default)s)")
+    _sampling(run, max_tokens=64)
     _threads(run)
     _program(run)
     _json(run)
+
+    chat = _command(commands, "chat", "talk to a model; reads one prompt a line from a pipe")
+    chat.add_argument("model", nargs="?", metavar="MODEL",
+                      help="checkpoint directory (default: that of `run`)")
+    chat.add_argument("--system", metavar="TEXT", help="the system message")
+    chat.add_argument("--no-thinking", action="store_true", help="answer at once")
+    _sampling(chat, max_tokens=512)
+    _threads(chat)
+    _program(chat)
+    chat.add_argument("--json", action="store_true", help="one JSON object a line, one per answer")
 
     score = _command(commands, "score", "logits of every position of a token list")
     score.add_argument("model", metavar="MODEL", help="checkpoint directory")
@@ -125,6 +129,8 @@ def parser() -> argparse.ArgumentParser:
     _threads(score)
     _program(score)
     _json(score)
+
+    _check(_command(commands, "check", "prove that no bit of a request depends on its company"))
 
     build = _command(commands, "compile", "compile a Program ahead of time; reads no weights")
     build.add_argument("model", metavar="MODEL|CONFIG|v4.1-flash",
@@ -143,6 +149,12 @@ def parser() -> argparse.ArgumentParser:
         build.add_argument(f"--{name}", type=int, metavar="N")
     _json(build)
 
+    profile = _command(commands, "profile", "time steps here, for the budget of adaptive drafts")
+    profile.add_argument("model", metavar="MODEL", help="checkpoint directory")
+    _threads(profile)
+    _program(profile)
+    _json(profile)
+
     _inspect(_command(commands, "inspect", "show ops, passes, targets, kernels, graphs, Programs"))
 
     make = _command(commands, "make_model", "write a random checkpoint in the official layout")
@@ -151,8 +163,44 @@ def parser() -> argparse.ArgumentParser:
     make.add_argument("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
 
     doctor = _command(commands, "doctor", "what this machine has, and what follows from it")
+    doctor.add_argument("--model", metavar="MODEL|CONFIG|PROGRAM|v4.1-flash",
+                        help="say instead what the model's caches take and how many tokens fit")
+    doctor.add_argument("--cache-bytes", type=int, metavar="N",
+                        help="with --model: bytes for caches (default: the free memory)")
     _json(doctor)
+
+    stored = _command(commands, "cache", "list or collect a persistent prefix cache")
+    actions = stored.add_subparsers(metavar="ACTION", required=True)
+    for name, text in (("ls", "what is in it"), ("gc", "remove what is too old or too much")):
+        action = _command(actions, name, text, "cache")
+        action.set_defaults(action=name)
+        action.add_argument("path", metavar="DIR", help="the directory given as cache_dir")
+        if name == "gc":
+            action.add_argument("--max-bytes", type=int, metavar="N",
+                                help="keep at most this much, the entries used last "
+                                     "(default: whatever is young enough)")
+        _json(action)
     return top
+
+
+def _check(check: argparse.ArgumentParser) -> None:
+    check.add_argument("model", metavar="MODEL", help="checkpoint directory")
+    check.add_argument("--axis", nargs="+", action="extend", metavar="NAME",
+                       help="only these: repeat, batch_size, batch_order, neighbours, chunking, "
+                            "page_placement, prefix_hit, preemption, prefill_vs_decode, "
+                            "draft_width, acceptance, sampling_seed, together, overlap, threads, "
+                            "isa, restart, replay (approximate)")
+    check.add_argument("--requests", type=int, default=6, metavar="N",
+                       help="to serve in each condition (%(default)s)")
+    check.add_argument("--seed", type=int, default=0, metavar="S",
+                       help="decides their prompts and parameters (%(default)s)")
+    check.add_argument("--text", metavar="FILE",
+                       help="cut prompts from this text's paragraphs (default: random tokens)")
+    check.add_argument("--no-controls", action="store_true",
+                       help="do not inject the faults that each axis must catch")
+    check.add_argument("--certificate", metavar="FILE", help="write the whole result there as JSON")
+    _program(check)
+    _json(check)
 
 
 def _inspect(inspect: argparse.ArgumentParser) -> None:
@@ -193,6 +241,18 @@ def _command(to: argparse._SubParsersAction[argparse.ArgumentParser], name: str,
     made = to.add_parser(name.replace("_", "-"), help=text, description=text)
     made.set_defaults(handler=handler or name, what=name)
     return made
+
+
+def _sampling(command: argparse.ArgumentParser, max_tokens: int) -> None:
+    command.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N",
+                         help="(%(default)s)")
+    command.add_argument("--temperature", type=float, default=0.0, metavar="T",
+                         help="0 is greedy (%(default)s)")
+    command.add_argument("--top-p", type=float, default=1.0, metavar="P", help="(%(default)s)")
+    command.add_argument("--top-k", type=int, default=0, metavar="K",
+                         help="0 keeps all (%(default)s)")
+    command.add_argument("--seed", type=int, default=0, metavar="S",
+                         help="of the sampling noise (%(default)s)")
 
 
 def _json(command: argparse.ArgumentParser) -> None:

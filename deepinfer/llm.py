@@ -1,36 +1,47 @@
-"""LLM: the front door. Load or compile a Program, make an Engine, generate."""
+"""LLM: the front door. Load a model, then generate, stream, chat or score."""
 
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepinfer.compiler import compile, read_config
-from deepinfer.errors import ProgramError, RequestError, TargetError
-from deepinfer.graph.limits import Limits
+from deepinfer.api.chat import ChatFormat, Messages
+from deepinfer.api.chat_output import ChatOutput
+from deepinfer.api.chat_stream import ChatStream
+from deepinfer.api.completions import Completions, Stream
+from deepinfer.api.delivery import Delivery
+from deepinfer.api.load import load_engine
+from deepinfer.api.progress import progress_bar
+from deepinfer.api.prompts import Params, Prompt, encode_prompt, is_prompt, params_for_each
+from deepinfer.api.settings import (
+    DraftMode,
+    EngineSettings,
+    PrefixCacheMode,
+    ReplayMode,
+    Verification,
+    check_count,
+)
+from deepinfer.errors import RequestError
 from deepinfer.program import Program
-from deepinfer.runtime.devices.cpu import CpuDevice
 from deepinfer.runtime.engine import Engine
-from deepinfer.runtime.pages import StateSizes
-from deepinfer.runtime.request import RequestOutput, SamplingParams, is_int
-from deepinfer.runtime.scheduler import default_chunk
-from deepinfer.runtime.text import Text
-from deepinfer.runtime.weights import load_weights
+from deepinfer.runtime.outputs import RequestOutput
+from deepinfer.runtime.params import SamplingParams
 from deepinfer.settings import warn_unknown
 
-Prompt: TypeAlias = str | Sequence[int]
-Params: TypeAlias = SamplingParams | Mapping[str, Any]
+if TYPE_CHECKING:
+    from deepinfer.runtime.stats import EngineStats
 
 
 class LLM:
-    """A model ready to generate. Calls from several threads take turns.
+    """A model ready to generate.
+
+    Calls from several threads take turns, step by step: their requests share the batches, and no
+    bit of a result depends on that.
 
     Args:
         model: the checkpoint directory.
@@ -41,8 +52,11 @@ class LLM:
             given Program's.
         max_num_seqs: requests that run at once. max_num_batched_tokens: rows of one step. Both are
             at most what a given Program was compiled for.
-        prefill_chunk: rows of a prefill chunk; default: the largest that fits beside decode rows.
+        page_size: tokens per page of the compressed caches, even; default: 128, or the given
+            Program's.
         cache_bytes: bound on the paged caches; default: all requests at full length.
+        prefill_chunk, prefix_cache, cache_dir, cache_dir_bytes, snapshot_interval, replay,
+            keep_tokens, draft, draft_width, verification, overlap: see ``EngineSettings``.
         progress: show bars on stderr; default: if it is a terminal.
 
     Raises:
@@ -52,51 +66,46 @@ class LLM:
     def __init__(self, model: str | Path, *, program: Program | str | Path | None = None,
                  target: str = "cpu", num_threads: int | None = None,
                  max_model_len: int | None = None, max_num_seqs: int = 64,
-                 max_num_batched_tokens: int = 2048, prefill_chunk: int | None = None,
-                 cache_bytes: int | None = None, progress: bool | None = None) -> None:
+                 max_num_batched_tokens: int = 2048, page_size: int | None = None,
+                 cache_bytes: int | None = None, prefill_chunk: int | None = None,
+                 prefix_cache: PrefixCacheMode = "exact", cache_dir: str | Path | None = None,
+                 cache_dir_bytes: int | None = None, snapshot_interval: int = 8,
+                 replay: ReplayMode = "off",
+                 keep_tokens: int | None = None, draft: DraftMode = "fixed",
+                 draft_width: int | None = None, verification: Verification = "exact",
+                 overlap: bool = True, progress: bool | None = None) -> None:
         warn_unknown()
-        self.model = Path(model)
-        self.progress = sys.stderr.isatty() if progress is None else progress
-        self._lock = threading.Lock()
-        for name, value in (("num_threads", num_threads), ("prefill_chunk", prefill_chunk),
-                            ("cache_bytes", cache_bytes)):
-            if value is not None and (not is_int(value) or value < 1):
-                raise RequestError(f"{name} is {value!r}, expected an int >= 1", where="LLM",
-                                   next=f"correct {name} or leave it out")
-        cfg = read_config(self.model)
-        sizes_given = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
-                       "max_num_batched_tokens": max_num_batched_tokens}
-        given = {name: value for name, value in sizes_given.items() if value is not None}
-        limits = Limits.for_model(cfg, **given) if program is None else Limits(**given)
-        if program is None:
-            # Refused before a minute goes into compiling.
-            default_chunk(limits.max_num_batched_tokens, limits.max_num_seqs, 1)
-            with _bar(self.progress) as report:
-                program = compile(cfg, target=target, limits=limits, report=report)
-        elif not isinstance(program, Program):
-            program = Program.load(program)
-        program.require(target=target, model=cfg.to_json())
-        if target != "cpu":
-            raise TargetError(f"target is '{target}', expected 'cpu': no other device can run here",
-                              where="LLM", next="compile for it with `deepinfer compile`")
-        built = program.manifest["limits"]
-        length = built["max_model_len"] if max_model_len is None else limits.max_model_len
-        if not 1 < length <= built["max_model_len"]:
-            raise ProgramError(f"field limits.max_model_len is {built['max_model_len']}, "
-                               f"max_model_len {length} needs 2 or more, and no more than that",
-                               where=f"Program {program.path}",
-                               next="lower max_model_len or compile with a larger one")
-        seqs = min(limits.max_num_seqs, built["max_num_seqs"])
-        sizes = StateSizes.plan(program, max_num_seqs=seqs, max_model_len=length,
-                                cache_bytes=cache_bytes)
-        text = Text.load(self.model, program.manifest["facts"]["bos"])
-        weights = load_weights(program.manifest["weights"], self.model)
-        device = CpuDevice(program, weights, sizes.for_device(), num_threads=num_threads)
-        self.engine = Engine(
-            program, device, sizes, max_model_len=length, text=text, model=self.model,
-            max_num_batched_tokens=min(limits.max_num_batched_tokens,
-                                       built["max_num_batched_tokens"]),
-            prefill_chunk=prefill_chunk)
+        settings = EngineSettings(
+            prefill_chunk=prefill_chunk, prefix_cache=prefix_cache, cache_dir=cache_dir,
+            cache_dir_bytes=cache_dir_bytes, snapshot_interval=snapshot_interval, replay=replay,
+            keep_tokens=keep_tokens, draft=draft, draft_width=draft_width,
+            verification=verification, overlap=overlap)
+        for name, value in (("num_threads", num_threads), ("cache_bytes", cache_bytes)):
+            check_count(name, value, optional=True)
+        sizes = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
+                 "max_num_batched_tokens": max_num_batched_tokens, "page_size": page_size}
+        show = sys.stderr.isatty() if progress is None else progress
+        engine = load_engine(
+            Path(model), settings,
+            {name: value for name, value in sizes.items() if value is not None}, program=program,
+            target=target, num_threads=num_threads, cache_bytes=cache_bytes, progress=show)
+        self._attach(engine, Path(model), show)
+
+    @staticmethod
+    def of(engine: Engine, model: str | Path = "", *, progress: bool = False) -> LLM:
+        """An LLM around an engine made by hand; closing it closes the engine.
+
+        Args:
+            model: the checkpoint directory, where there is one.
+        """
+        llm = object.__new__(LLM)
+        llm._attach(engine, Path(model), progress)
+        return llm
+
+    def _attach(self, engine: Engine, model: Path, progress: bool) -> None:
+        self.engine, self.model, self.progress = engine, model, progress
+        self.delivery = Delivery(engine)
+        self._chat: ChatFormat | None = None
 
     @property
     def program(self) -> Program:
@@ -109,19 +118,7 @@ class LLM:
             RequestError: an empty text, one that is not Unicode, or a text for a model without
                 tokenizer.json.
         """
-        if not isinstance(prompt, str):
-            return prompt
-        if not prompt:
-            raise RequestError("the prompt is empty, expected at least 1 character", where="prompt",
-                               next="pass a text or token ids")
-        if self.engine.text is None:
-            raise RequestError("the prompt is a text, expected token ids: the model has no "
-                               "tokenizer.json", where="prompt", next="pass token ids")
-        try:
-            return self.engine.text.encode(prompt)
-        except (UnicodeEncodeError, TypeError) as error:  # a lone surrogate
-            raise RequestError(f"the prompt is not Unicode text: {error}", where="prompt",
-                               next="decode the bytes with errors='replace' first") from None
+        return encode_prompt(self.engine.text, prompt)
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
                  params: Params | Sequence[Params] | None = None) -> list[RequestOutput]:
@@ -136,41 +133,104 @@ class LLM:
                 params mean equal seeds: equal prompts then give equal outputs.
 
         Returns:
-            An output for each prompt, in order.
+            An output for each prompt, in order. With n > 1 it is that of completion 0 and holds
+            all of them in ``outputs``.
 
         Raises:
             RequestError: one prompt that cannot be served, no prompt, or not one params for each.
         """
-        alone = _is_prompt(prompts)
+        alone = is_prompt(prompts)
         several: list[Any] = [prompts] if alone else list(prompts)
-        each = _for_each(params, len(several))
-        with self._lock:
-            return self._generate(several, each, alone)
-
-    def _generate(self, several: Sequence[Any], each: Sequence[Params], alone: bool
-                  ) -> list[RequestOutput]:
-        done: dict[str, RequestOutput] = {}
-        ids = []
+        each = params_for_each(params, len(several))
+        asked: list[Completions] = []
+        ids: list[str] = []
         try:
-            for prompt, wanted in zip(several, each, strict=True):
-                try:
-                    ids.append(self.engine.add_request(self.encode(prompt),
-                                                       SamplingParams.of(wanted)))
-                except RequestError as error:
-                    if alone:
-                        raise
-                    ids.append(self.engine.new_id())
-                    done[ids[-1]] = RequestOutput.failed(ids[-1], error)
-            with _bar(self.progress and len(ids) > 1) as report:
-                while len(done) < len(ids):
-                    done.update((x.request_id, x) for x in self.engine.step()
-                                if x.finished and x.request_id in ids)
-                    if report is not None:
-                        report("requests", len(done), len(ids))
+            with self.delivery.turn:
+                for prompt, wanted in zip(several, each, strict=True):
+                    try:
+                        asked.append(self._submit(prompt, SamplingParams.of(wanted), ids))
+                    except RequestError as error:
+                        if alone:
+                            raise
+                        asked.append(Completions.failed(self.engine.new_id(), error))
+            self._run(asked)
         finally:  # only after an exception is anything left
-            for request_id in ids:
-                self.engine.abort(request_id)
-        return [done[request_id] for request_id in ids]
+            with self.delivery.turn:
+                self.delivery.forget(ids)
+        return [completions.result() for completions in asked]
+
+    def _submit(self, prompt: Prompt, params: SamplingParams, ids: list[str]) -> Completions:
+        completions = Completions(params.n)
+        ids += self.delivery.submit(self.encode(prompt), params, completions.receive)
+        return completions
+
+    def _run(self, asked: Sequence[Completions]) -> None:
+        """Step until all is finished, together with whoever else steps."""
+        with progress_bar(self.progress and len(asked) > 1) as report:
+            while True:
+                with self.delivery.turn:
+                    waiting = [x for x in asked if not x.finished]
+                    if not waiting:
+                        return
+                    self.delivery.step()
+                if report is not None:
+                    report(f"requests, {sum(x.num_tokens for x in asked)} tokens",
+                           len(asked) - len(waiting), len(asked))
+
+    def stream(self, prompt: Prompt, params: Params | None = None) -> Stream:
+        """Generate for one prompt, handing out what is new step by step.
+
+        Returns:
+            An iterator of RequestOutputs whose texts, joined, are the text that ``generate`` gives.
+            Closing or dropping it early aborts the request.
+
+        Raises:
+            RequestError: the prompt cannot be served.
+        """
+        wanted = SamplingParams() if params is None else SamplingParams.of(params)
+        return Stream(self.delivery, self.encode(prompt), wanted)
+
+    def chat(self, messages: Messages, params: Params | None = None, *,
+             thinking: bool | None = None, tools: Sequence[Mapping[str, Any]] | None = None,
+             chat_template_kwargs: Mapping[str, Any] | None = None) -> ChatOutput:
+        """Answer a conversation, rendered and parsed in the V4.1 format by deepseek-recipe.
+
+        Args:
+            messages: [{"role": "user", "content": "..."}, ...] as in OpenAI's Chat Completions;
+                ``answer.message`` is what to append before the next user message.
+            params: as for ``generate``; where they name no max_tokens, the answer may be as long
+                as the recipe's default and the context allow.
+            thinking: whether the model thinks before it answers; None: yes.
+            tools: {"type": "function", "function": {"name", "description", "parameters"}}, ...
+            chat_template_kwargs: reasoning_effort, response_format, tool_choice, as there. A
+                response format is enforced, and needs thinking=False.
+
+        Raises:
+            RequestError: the conversation cannot be rendered or served.
+            ToolchainError: deepseek-recipe is not installed.
+            CheckpointError: the model's tokenizer lacks the format's tokens.
+        """
+        prompt = self.chat_format.render(messages, thinking=thinking, tools=tools,
+                                         template=chat_template_kwargs)
+        wanted = prompt.params(params, self.engine.max_model_len)
+        return prompt.parse(self.generate(prompt.token_ids, wanted)[0])
+
+    def stream_chat(self, messages: Messages, params: Params | None = None, *,
+                    thinking: bool | None = None,
+                    tools: Sequence[Mapping[str, Any]] | None = None,
+                    chat_template_kwargs: Mapping[str, Any] | None = None) -> ChatStream:
+        """``chat`` as an iterator of ChatDeltas; its ``answer`` is the ChatOutput so far."""
+        prompt = self.chat_format.render(messages, thinking=thinking, tools=tools,
+                                         template=chat_template_kwargs)
+        wanted = prompt.params(params, self.engine.max_model_len)
+        return ChatStream(prompt, self.stream(prompt.token_ids, wanted))
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """The V4.1 prompt format with this model's tokenizer."""
+        if self._chat is None:
+            self._chat = ChatFormat(self.engine.text)
+        return self._chat
 
     def score(self, prompt: Prompt, chunk: int | None = None) -> np.ndarray[Any, Any]:
         """The logits after every position of a text.
@@ -185,13 +245,21 @@ class LLM:
         Raises:
             RequestError: as ``generate`` for one prompt.
         """
-        with self._lock:
+        with self.delivery.turn:
+            self.delivery.require_open()
             return self.engine.score(self.encode(prompt), chunk)
 
+    def stats(self) -> EngineStats:
+        """Counts of the engine since it was made."""
+        with self.delivery.turn:
+            self.delivery.require_open()
+            return self.engine.stats()
+
     def close(self) -> None:
-        """Free the device. The LLM cannot be used afterwards."""
-        with self._lock:
-            self.engine.close()
+        """Abort what runs, in other threads too, and free the device. The LLM cannot be used
+        afterwards; a second call does nothing."""
+        with self.delivery.turn:
+            self.delivery.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -199,38 +267,3 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close()
-
-
-def _is_prompt(prompts: Any) -> bool:
-    """One prompt rather than a list of them: a text, or ids."""
-    if isinstance(prompts, np.ndarray):
-        return prompts.ndim < 2  # a number is a prompt too, and refused as one
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
-        return True
-    return not isinstance(prompts[0], str | Sequence | np.ndarray)
-
-
-def _for_each(params: Params | Sequence[Params] | None, count: int) -> list[Params]:
-    if params is None:
-        return [SamplingParams()] * count
-    if isinstance(params, Mapping | str) or not isinstance(params, Sequence):
-        return [params] * count  # what is no params at all is refused request by request
-    if len(params) != count:
-        raise RequestError(f"there are {len(params)} params for {count} prompts, expected one for "
-                           "all or one for each", where="generate", next="pass as many")
-    return list(params)
-
-
-@contextmanager
-def _bar(show: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar on stderr, as a function of (what, done, total); None if not to be shown."""
-    if not show:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done,
-                                                   total=total)

@@ -7,9 +7,17 @@ from dataclasses import asdict
 
 from deepinfer.commands.output import emit, emit_json, table
 from deepinfer.commands.probes import Finding, findings
+from deepinfer.errors import RequestError
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.model is not None:
+        from deepinfer.commands import capacity  # not needed to find out what is missing
+
+        return capacity.run(args)
+    if args.cache_bytes is not None:
+        raise RequestError("--cache-bytes was given without --model, expected both",
+                           where="doctor", next="add --model MODEL")
     found = findings()
     if args.json:
         emit_json([asdict(f) for f in found])

@@ -22,7 +22,7 @@ from deepinfer.targets.base import TARGETS
 COMMANDS = (
     ["run", "--prompt", "x"], ["score", "m", "--tokens", "1", "--out", "o.npz"],
     ["compile", "m", "--out", "d", "--isa", "generic,avx2"], ["make-model", "tiny", "d"],
-    ["doctor"],
+    ["doctor"], ["profile", "m"],
     *(["inspect", what] for what in ("ops", "passes", "targets", "kernels")),
     ["inspect", "graph", "m"], ["inspect", "program", "d"],
 )

@@ -1,0 +1,1 @@
+"""What stands between a caller and an engine: loading, delivery of outputs, streams and chat."""
