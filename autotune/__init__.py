@@ -2,7 +2,18 @@
 
 A Schedule holds only numbers that cannot change a sum's order (DESIGN I2), so tuning is a search
 over speed alone: enumerate a kernel's space, build, check that all schedules agree bitwise,
-measure, and store the winner in ``deepinfer/targets/<target>/schedules.json``. The compiler reads
-that file; it never tunes. Nothing is here yet: kernels run with the default schedule of their
-space.
+measure, and write the winners into ``deepinfer/targets/<target>/schedules.json``. The compiler
+reads that file; it never tunes. The command is ``deepinfer-tune``.
+
+    space.py      problems: kernels to tune, the row counts to tune them at, their schedules
+    keys.py       what a build and a measurement depend on, and the machine
+    worker.py     the child process that compiles, checks bits and times; native.cc is its clock
+    measure.py    the runner: child processes with time-outs, one machine-wide lock for timing
+    stats.py      medians, noise, who wins
+    search.py     halving and exhaustive search of one kernel, resumable at every measurement
+    session.py    a run over many kernels: budget, interruption, progress
+    store.py      the database: content-addressed rows; transfer.py exports, merges and collects
+    model.py      ranking without a device, labelled *modelled*
+    shipping.py   writes and verifies schedules.json
+    report.py     text and HTML
 """

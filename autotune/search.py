@@ -1,0 +1,309 @@
+"""The search of one kernel's schedules: build, check bits, prune, and let the best duel.
+
+Every visit is in the database before the next one begins, and everything that is there already is
+taken from there: a search that was killed goes on where it stopped, and one that is complete
+measures nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from autotune.building import Built
+from autotune.keys import compile_body
+from autotune.measure import Failure, Runner
+from autotune.space import Sizes, Task, digest
+from autotune.stats import Timing, Verdict, decide, geomean
+from autotune.store import Store
+
+DUEL = 99  # the rung of the last, interleaved visits, which alone decide
+GATE_ROWS = (1, 7, 131)  # one row, a ragged few, and more than any block of rows
+CHEAP = 2 * 10**7  # operations that the numpy reference is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much to measure.
+
+    Args:
+        mode: "halving" prunes before the duel, "exhaustive" lets all schedules duel.
+        repeats: runs of a visit. visits: of each finalist, in turns.
+        finalists: that halving leaves, the default included. eta: one in so many survives a rung.
+        fresh: measure even what the database has.
+    """
+
+    mode: str = "halving"
+    repeats: int = 24
+    visits: int = 5
+    finalists: int = 3
+    eta: int = 4
+    fresh: bool = False
+
+    def rungs(self, schedules: int) -> tuple[int, ...]:
+        """Repeats of each rung of pruning; none where all may duel at once."""
+        if self.mode == "exhaustive" or schedules <= self.finalists:
+            return ()
+        made, left = [], schedules
+        while left > self.finalists:
+            made.append(left)
+            left = self.survivors(left)
+        last = len(made)
+        return tuple(max(3, self.repeats // self.eta ** (last - i)) for i in range(last))
+
+    def survivors(self, schedules: int) -> int:
+        """How many go on from a rung, the default included."""
+        return max(self.finalists, -(-schedules // self.eta))
+
+    def visits_of(self, schedules: int) -> int:
+        """Visits to one point that a search of so many schedules makes."""
+        total, left = 0, schedules
+        for _ in self.rungs(schedules):
+            total, left = total + left, self.survivors(left)
+        return total + left * self.visits
+
+
+class Listener(Protocol):
+    """Is told what happens, as it happens."""
+
+    def __call__(self, what: str, /, **detail: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the search of one kernel came to.
+
+    Args:
+        verdict: None where the default could not be used. times: of the finalists, by id, at each
+            point. quarantined: reasons by id. measured, reused: visits.
+    """
+
+    task: Task
+    verdict: Verdict | None = None
+    times: dict[int, tuple[Timing, ...]] = field(default_factory=dict)
+    quarantined: dict[int, Failure] = field(default_factory=dict)
+    measured: int = 0
+    reused: int = 0
+
+
+class Search:
+    """One search.
+
+    Args:
+        task: kernel and points. runner: of the machine. store: where all goes.
+        session: name of the run; only visits of one session are compared with each other.
+        effort: how much. tell: hears events. check: called before each step; may end the search by
+            raising. now: nanoseconds, for the samples. only: ids to look at, beside the default.
+    """
+
+    def __init__(self, task: Task, runner: Runner, store: Store, session: str, effort: Effort, *,
+                 tell: Listener, check: Callable[[], None], now: Callable[[], int],
+                 only: Sequence[int] | None = None) -> None:
+        self.task, self.runner, self.store = task, runner, store
+        self.session, self.effort = session, effort
+        self.tell, self.check, self.now = tell, check, now
+        self.outcome = Outcome(task)
+        self.built: dict[int, Built] = {}
+        self._sources: dict[int, str] = {}  # of all that were built, quarantined later or not
+        self._seen: dict[tuple[int, Sizes, str, int, int], tuple[int, ...]] = {}
+        self.candidates = {c.index: c for c in task.candidates()
+                           if only is None or c.index in (0, *only)}
+
+    def run(self) -> Outcome:
+        self._build()
+        if 0 in self.built:
+            self._gate()
+        if 0 in self.outcome.quarantined:
+            return self.outcome
+        alive = sorted(self.built)
+        for rung, repeats in enumerate(self.effort.rungs(len(alive))):
+            alive = self._prune(alive, rung, repeats)
+        self._duel(alive)
+        return self.outcome
+
+    def _quarantine(self, index: int, failure: Failure, subject: str) -> None:
+        self.built.pop(index, None)
+        self.outcome.quarantined[index] = failure
+        known = {"kind": failure.kind, "reason": failure.reason, "kernel": self.task.problem.key,
+                 "schedule": str(self.candidates[index].schedule)}
+        if known not in self.store.facts(subject, "quarantine"):
+            self.store.add_fact(subject, "quarantine", known)
+        self.tell("quarantine", candidate=self.candidates[index], failure=failure)
+
+    def _known_bad(self, index: int, subject: str) -> bool:
+        """Whether the database says so; its reason is the outcome's, too."""
+        facts = self.store.facts(subject, "quarantine")
+        if facts:
+            self._quarantine(index, Failure(facts[0]["kind"], facts[0]["reason"]), subject)
+        return bool(facts)
+
+    def _build(self) -> None:
+        self.check()
+        subjects = {i: digest(compile_body(c, self.runner.machine.isa))
+                    for i, c in self.candidates.items()}
+        wanted = [c for i, c in self.candidates.items() if not self._known_bad(i, subjects[i])]
+        for candidate, made in self.runner.build(wanted):
+            if isinstance(made, Failure):
+                self._quarantine(candidate.index, made, subjects[candidate.index])
+            else:
+                self.built[candidate.index] = made
+                self._sources[candidate.index] = made.source
+                self.tell("built", candidate=candidate)
+            self.check()
+
+    def _record(self, index: int, sizes: Sizes) -> str:
+        return self.store.record(self.candidates[index], sizes, self.runner.machine,
+                                 self._sources[index])
+
+    def _gate_sizes(self) -> Iterable[Sizes]:
+        rows = [self.task.problem.sizes(r) for r in GATE_ROWS]
+        return dict.fromkeys([*rows, *self.task.points])
+
+    def _gate(self) -> None:
+        """All schedules write the default's bits, and it writes the reference's where that is
+        cheap to know; whoever does not is quarantined before any clock starts."""
+        for sizes in self._gate_sizes():
+            expected = ""
+            for index in sorted(self.built):
+                self.check()
+                record = self._record(index, sizes)
+                if self._known_bad(index, record):
+                    if index == 0:
+                        return
+                    continue
+                got = self._bits(index, sizes, record)
+                if isinstance(got, Failure):
+                    self._quarantine(index, got, record)
+                elif index == 0:
+                    expected = self._reference(sizes, record) or got
+                    if got != expected:
+                        self._quarantine(0, Failure("reference", "other bits than the numpy "
+                                         f"reference at {self.task.problem.shape(sizes)}"), record)
+                elif got != expected:
+                    self._quarantine(index, Failure("mismatch", "other bits than the default at "
+                                     f"{self.task.problem.shape(sizes)}"), record)
+                if 0 not in self.built:
+                    return
+
+    def _bits(self, index: int, sizes: Sizes, record: str) -> str | Failure:
+        known = self.store.facts(record, "bits")
+        if known:
+            return str(known[0]["digest"])
+        got = self.runner.gate(self.candidates[index], self.built[index], sizes)
+        if not isinstance(got, Failure):
+            self.store.add_fact(record, "bits", {"digest": got})
+        return got
+
+    def _reference(self, sizes: Sizes, record: str) -> str:
+        """The digest of the reference's bits, or "" where it is not cheap or has none."""
+        if self.task.problem.work(sizes)[1] > CHEAP:
+            return ""
+        known = self.store.facts(record, "reference")
+        if known:
+            return str(known[0]["digest"])
+        got = self.runner.reference(self.candidates[0], self.built[0], sizes)
+        if isinstance(got, Failure):
+            self.tell("unchecked", candidate=self.candidates[0], failure=got)
+            return ""
+        self.store.add_fact(record, "reference", {"digest": got})
+        return got
+
+    def _in_turn(self, indices: Sequence[int], salt: int) -> list[int]:
+        """A fixed order that is another one in each round: slow drift of the machine's speed then
+        falls on all alike."""
+        return sorted(indices, key=lambda i: hashlib.sha256(
+            f"{self.task.problem.key}\0{salt}\0{i}".encode()).digest())
+
+    def _visit(self, index: int, sizes: Sizes, session: str, rung: int, visit: int, repeats: int
+               ) -> tuple[int, ...] | None:
+        """The runs of one visit, from the database or the machine; None if it is quarantined."""
+        if index in self.outcome.quarantined:
+            return None
+        key = (index, sizes, session, rung, visit)
+        if key in self._seen:
+            return self._seen[key]
+        record = self._record(index, sizes)
+        if self._known_bad(index, record):
+            return None
+        known = self.store.samples(record, session).get((session, rung, visit))
+        if known is not None:
+            self.outcome.reused += 1
+            self._seen[key] = known
+            return known
+        assert session == self.session, "only this session's visits are made"
+        self.check()
+        got = self.runner.time(self.candidates[index], self.built[index], sizes, repeats)
+        if isinstance(got, Failure):
+            self._quarantine(index, got, record)
+            return None
+        self.store.add_sample(record, session, rung, visit, self.now(), got)
+        self.outcome.measured += 1
+        self._seen[key] = got
+        self.tell("sample", candidate=self.candidates[index], sizes=sizes, rung=rung, ns=got)
+        return got
+
+    def _session_with(self, index: int, rung: int) -> str:
+        """The latest session in which this schedule and the default were visited at every point of
+        a rung; else this session."""
+        if self.effort.fresh:
+            return self.session
+        common: list[str] | None = None
+        for sizes in self.task.points:
+            for i in {0, index}:
+                found = [s for s, r, _ in self.store.samples(self._record(i, sizes)) if r == rung]
+                common = found if common is None else [s for s in common if s in found]
+        return self.session if not common or self.session in common else common[-1]
+
+    def _prune(self, alive: list[int], rung: int, repeats: int) -> list[int]:
+        ratios: dict[int, list[float]] = {index: [] for index in alive}
+        sessions = {index: self._session_with(index, rung) for index in alive}
+        for sizes in self.task.points:  # outermost: the arrays of a point are made once
+            for index in self._in_turn(alive, rung):
+                ns = self._visit(index, sizes, sessions[index], rung, 0, repeats)
+                base = self._visit(0, sizes, sessions[index], rung, 0, repeats)
+                if ns is not None and base is not None:
+                    ratios[index].append(statistics.median(ns) / statistics.median(base))
+        scores = {i: geomean(r) for i, r in ratios.items()
+                  if i and i not in self.outcome.quarantined and r}
+        best = sorted(scores, key=lambda i: (scores[i], i))
+        return sorted([0, *best[:self.effort.survivors(len(alive)) - 1]])
+
+    def _duel_session(self, alive: Sequence[int]) -> str:
+        """A session in which all of ``alive`` were visited often enough already, else this one."""
+        if not self.effort.fresh:
+            wanted = {(DUEL, v) for v in range(self.effort.visits)}
+            common: list[str] | None = None
+            for index in alive:
+                for sizes in self.task.points:
+                    visits: dict[str, set[tuple[int, int]]] = {}
+                    for session, rung, visit in self.store.samples(self._record(index, sizes)):
+                        visits.setdefault(session, set()).add((rung, visit))
+                    done = [s for s, found in visits.items() if wanted <= found]
+                    common = done if common is None else [s for s in common if s in done]
+            if common and self.session not in common:
+                return common[-1]
+        return self.session
+
+    def _duel(self, alive: list[int]) -> None:
+        session = self._duel_session(alive)
+        visits: dict[tuple[int, Sizes], list[tuple[int, ...]]] = {}
+        for sizes in self.task.points:
+            for visit in range(self.effort.visits):
+                for index in self._in_turn(alive, DUEL + visit):
+                    ns = self._visit(index, sizes, session, DUEL, visit, self.effort.repeats)
+                    if ns is not None:
+                        visits.setdefault((index, sizes), []).append(ns)
+        if 0 in self.outcome.quarantined:
+            return
+        left = [i for i in alive if i not in self.outcome.quarantined]
+        self.outcome.times = {i: tuple(Timing.of(visits[i, p]) for p in self.task.points)
+                              for i in left}
+        self.outcome.verdict = decide(self.outcome.times)
+        if session == self.session:
+            self.store.add_fact(self.store.kernel(self.task.problem), "duel", {
+                "machine": self.runner.machine.id, "session": session, "at": self.now(),
+                "visits": self.effort.visits, "places": left, "points": list(self.task.points)})
+        self.tell("verdict", outcome=self.outcome)

@@ -1,0 +1,147 @@
+"""The test stand: one problem's arrays in memory, run by any of its built schedules."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from autotune.building import Built, native_library
+from autotune.inputs import Array, make
+from autotune.keys import Policy
+from autotune.space import Candidate, Problem, Sizes
+from deepinfer.ir.types import Kind, Sym
+from deepinfer.runtime.devices.cpu import aligned
+from deepinfer.targets.base import Extent
+
+CUTS = 3  # ranges that the gate runs the items in, the last first
+MOST_SETS = 512  # copies of the weights at most
+PEAK_BYTES = 1 << 28  # read to measure bandwidth
+
+
+def _own(array: Array) -> Array:
+    """A copy that begins at a cache line, as the runtime's arrays do."""
+    made = aligned(array.nbytes).view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+class Stand:
+    """Runs the schedules of one problem at one size.
+
+    Args:
+        problem, sizes: what to run. isa: level of the native code. threads: of the pool.
+    """
+
+    def __init__(self, problem: Problem, sizes: Sizes, isa: str, threads: int) -> None:
+        self.problem, self.sizes, self.threads = problem, dict(sizes), threads
+        self.node = problem.node()
+        self.arrays = tuple(_own(a) for a in make(problem, sizes))
+        self.outputs = tuple(
+            aligned(max(1, v.type.nbytes(self.sizes)))[:v.type.nbytes(self.sizes)]
+            for v in self.node.outputs)
+        self.native = ctypes.CDLL(str(native_library(isa)))
+        self.native.tune_pool_create.restype = ctypes.c_void_p
+        self.pool = ctypes.c_void_p(self.native.tune_pool_create(threads))
+        self._sets: tuple[int, list[tuple[Array, ...]]] = (-1, [])
+
+    def close(self) -> None:
+        self.native.tune_pool_destroy(self.pool)
+
+    def _call(self, candidate: Candidate, built: Built) -> tuple[Any, Any, int, Array, int]:
+        """The thunk, the dims, the number of items, the scratch memory and its stride."""
+        spec = self.problem.spec(candidate.schedule)
+        thunk = getattr(ctypes.CDLL(built.library), f"{built.symbol}_thunk")
+        dims = []
+        for name in spec.dynamic():
+            sym = spec.dims[name]
+            assert isinstance(sym, Sym)
+            dims.append(self.sizes[sym.name] * sym.times)
+        kernel = self.problem.kernel()
+        extent = Extent.parse(kernel.items, spec)
+        items = -(-(self.sizes[extent.sym] if extent.sym else 1) * extent.mul // extent.div)
+        stride = -(-kernel.scratch(spec) // 64) * 64 + 64
+        return (thunk, (ctypes.c_int32 * max(1, len(dims)))(*dims), items,
+                aligned(stride * self.threads), stride)
+
+    def _pointers(self, arrays: tuple[Array, ...]) -> list[int]:
+        return [int(a.ctypes.data) for a in (*arrays, *self.outputs)]
+
+    def digest(self, candidate: Candidate, built: Built) -> tuple[str, str]:
+        """sha256 of all that the kernel writes, run whole and run in ranges; unwritten bytes are
+        0xFF before, so that they show."""
+        thunk, dims, items, scratch, _ = self._call(candidate, built)
+        found = []
+        for cuts in (1, CUTS):
+            arrays = tuple(_own(a) for a in self.arrays)
+            scratch[...] = 0xFF
+            for out in self.outputs:
+                out[...] = 0xFF
+            pointers = self._pointers(arrays)
+            args = (ctypes.c_void_p * len(pointers))(*pointers)
+            edges = [items * i // cuts for i in range(cuts + 1)]
+            for lo, hi in reversed(list(zip(edges, edges[1:], strict=False))):
+                self.native.tune_part(thunk, args, dims, ctypes.c_void_p(scratch.ctypes.data),
+                                      ctypes.c_int32(lo), ctypes.c_int32(hi))
+            found.append(self._sum(self.outputs, arrays))
+        return found[0], found[1]
+
+    def reference(self) -> str:
+        """sha256 of what the op's numpy reference writes."""
+        arrays = tuple(a.copy() for a in self.arrays)
+        outputs = self.node.op.run(arrays, self.node.attrs)
+        return self._sum(outputs, arrays)
+
+    def _sum(self, outputs: tuple[Array, ...], arrays: tuple[Array, ...]) -> str:
+        written = [arrays[i] for i in self.node.op.written()]
+        digest = hashlib.sha256()
+        for array in (*outputs, *written):
+            digest.update(np.ascontiguousarray(array).view(np.uint8).tobytes())
+        return digest.hexdigest()
+
+    def _argument_sets(self, cold_bytes: int) -> list[tuple[Array, ...]]:
+        """Copies of the weights that together exceed ``cold_bytes``; all else is shared."""
+        if self._sets[0] != cold_bytes:
+            weights = [v.kind is Kind.WEIGHT for v in self.node.inputs]
+            each = sum(a.nbytes for a, w in zip(self.arrays, weights, strict=True) if w)
+            count = 1 if not each else min(MOST_SETS, 1 + cold_bytes // each)
+            sets = [self.arrays] + [tuple(_own(a) if w else a for a, w
+                                          in zip(self.arrays, weights, strict=True))
+                                    for _ in range(count - 1)]
+            self._sets = (cold_bytes, sets)
+        return self._sets[1]
+
+    def time(self, candidate: Candidate, built: Built, policy: Policy, repeats: int) -> list[int]:
+        """Nanoseconds of each of up to ``repeats`` runs on the pool, as a step runs it."""
+        thunk, dims, items, scratch, stride = self._call(candidate, built)
+        sets = [self._pointers(s) for s in self._argument_sets(policy.cold_bytes)]
+        table = np.array(sets, np.uint64)
+        ns = np.zeros(repeats, np.int64)
+        got = self.native.tune_time(
+            self.pool, thunk, ctypes.c_void_p(table.ctypes.data), table.shape[1], table.shape[0],
+            dims, len(self.problem.spec().dynamic()), ctypes.c_void_p(scratch.ctypes.data),
+            ctypes.c_int64(stride), ctypes.c_int64(items), policy.warmup, repeats,
+            ctypes.c_int64(int(policy.seconds * 1e9)), ctypes.c_void_p(ns.ctypes.data))
+        assert got > 0, "the signature holds no more operands than a step's tables"
+        return [int(n) for n in ns[:got]]
+
+
+def ceilings(isa: str, threads: int) -> dict[str, float]:
+    """This machine's own ceilings with these threads: fp32 multiply-adds of the ISA level in
+    operations/s, and bytes/s read from memory; each the best of five."""
+    native = ctypes.CDLL(str(native_library(isa)))
+    native.tune_pool_create.restype = ctypes.c_void_p
+    native.tune_peak_flops.restype = native.tune_peak_read.restype = ctypes.c_double
+    pool = ctypes.c_void_p(native.tune_pool_create(threads))
+    data, room = aligned(PEAK_BYTES), aligned(64 * 8 * 512 + 256 * threads)
+    data[...] = 1
+    try:
+        return {
+            "flops": native.tune_peak_flops(pool, threads, ctypes.c_void_p(room.ctypes.data), 5),
+            "bytes": native.tune_peak_read(pool, threads, ctypes.c_void_p(data.ctypes.data),
+                                           ctypes.c_int64(PEAK_BYTES),
+                                           ctypes.c_void_p(room.ctypes.data), 5)}
+    finally:
+        native.tune_pool_destroy(pool)

@@ -1,0 +1,166 @@
+"""The search of one kernel: what it measures, what it keeps, what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.measure import Failure
+from autotune.results import quarantine, results
+from autotune.search import GATE_ROWS, Effort
+from deepinfer.targets.base import grid
+from tests.autotune.fakes import (
+    MACHINE,
+    SPACE,
+    FakeRunner,
+    Ticks,
+    landscape,
+    run_search,
+    task,
+    temporary,
+    use_space,
+)
+
+EXHAUSTIVE = Effort("exhaustive")
+
+
+@pytest.fixture(autouse=True)
+def space(monkeypatch):
+    use_space(monkeypatch)
+
+
+def flat(candidate, sizes):
+    return 10_000.0
+
+
+def fast(*ids, by=0.5):
+    return lambda c, sizes: 10_000.0 * (by if c.index in ids else 1.0)
+
+
+def test_rungs():
+    assert Effort().rungs(3) == () and EXHAUSTIVE.rungs(100) == ()
+    assert Effort().rungs(16) == (3, 6) and Effort(repeats=64).rungs(16) == (4, 16)
+    assert Effort().visits_of(16) == 16 + 4 + 3 * 5
+    assert EXHAUSTIVE.visits_of(16) == 16 * 5
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_halving_finds_what_exhaustive_finds(seed, tmp_path, monkeypatch):
+    """Within 3 % of the best, in at most 25 % of the runs."""
+    use_space(monkeypatch, grid(a=(0, 1, 2, 3), b=(0, 1, 2, 3), c=(0, 1)))
+    runs, times = [], []
+    for effort in (EXHAUSTIVE, Effort()):
+        runner, store = FakeRunner(landscape(seed)), temporary(tmp_path, f"{effort.mode}.db")
+        got = run_search(runner, store, effort=effort)
+        points = [got.times[got.verdict.winner][p].median for p in range(2)]
+        runs.append(runner.runs)
+        times.append((points[0] * points[1]) ** 0.5)
+        store.close()
+    assert times[1] <= 1.03 * times[0]
+    assert runs[1] <= 0.25 * runs[0]
+
+
+def test_the_winner_is_found_and_kept(tmp_path):
+    store = temporary(tmp_path)
+    got = run_search(FakeRunner(fast(9)), store)
+    assert got.verdict.winner == 9 and got.verdict.gain == pytest.approx(2, rel=0.01)
+    (result,) = results(store, MACHINE.id)
+    assert result.verdict() == got.verdict and result.times == got.times
+    assert result.schedules[9] == str(SPACE[9]) == "a=2,b=1"
+    assert len(result.landscape) == 2 * len(SPACE)  # the pruned ones, too
+
+
+def test_noise_declares_no_winner(tmp_path):
+    got = run_search(FakeRunner(flat, jitter=0.2), temporary(tmp_path), effort=EXHAUSTIVE)
+    assert got.verdict.winner == 0 and len(got.times) == len(SPACE)
+
+
+def test_a_second_run_measures_nothing_and_agrees(tmp_path):
+    store = temporary(tmp_path)
+    first = run_search(FakeRunner(fast(5)), store)
+    runner = FakeRunner(fast(5))
+    second = run_search(runner, store, "later")
+    assert second.verdict == first.verdict and runner.count("time") == runner.count("gate") == 0
+    assert second.measured == 0 and second.reused == first.measured
+    runner = FakeRunner(fast(6))
+    fresh = run_search(runner, store, "fresh", effort=Effort(fresh=True), now=Ticks())
+    assert fresh.verdict.winner == 6 and fresh.reused == 0 and runner.count("time") > 0
+
+
+def test_one_more_schedule_does_not_measure_the_others_again(tmp_path, monkeypatch):
+    """They are measured only once more in so far as they duel with it."""
+    store = temporary(tmp_path)
+    run_search(FakeRunner(fast(5)), store)
+    use_space(monkeypatch, (*SPACE, *grid(a=(9,), b=(9,))))
+    runner = FakeRunner(fast(5, 16))
+    got = run_search(runner, store, "later")
+    pruning = [i for what, i in runner.calls if what == "time"]
+    others = set(range(1, 16)) - set(got.times)
+    assert 16 in pruning and not others & set(pruning)
+
+
+def test_another_source_is_measured_anew(tmp_path):
+    store = temporary(tmp_path)
+    first = run_search(FakeRunner(flat), store)
+    got = run_search(FakeRunner(fast(3), source="edited"), store, "later", now=Ticks())
+    assert got.reused == 0 and got.measured == first.measured and got.verdict.winner == 3
+
+
+def test_gates_come_before_any_clock(tmp_path):
+    runner = FakeRunner(flat)
+    run_search(runner, temporary(tmp_path))
+    stages = [what for what, _ in runner.calls]
+    assert stages.index("time") > max(i for i, s in enumerate(stages) if s == "gate")
+    sizes = {*((("rows", r),) for r in GATE_ROWS), *task().points}
+    assert runner.count("gate") == len(SPACE) * len(sizes)
+
+
+@pytest.mark.parametrize(("stage", "failure"), [
+    ("build", Failure("build", "ToolchainError: no")),
+    ("build", Failure("timeout", "no answer within 180 s")),
+    ("gate", Failure("crash", "the process ended with signal SIGSEGV")),
+    ("gate", Failure("cut", "other bits when its items are run in ranges")),
+    ("time", Failure("timeout", "no answer within 60 s")),
+])
+def test_quarantine(stage, failure, tmp_path):
+    """The fastest schedule fails: it is out, with its reason, now and in later runs."""
+    store = temporary(tmp_path)
+    runner = FakeRunner(fast(7, 4, by=0.5), failures={(7, stage): failure})
+    got = run_search(runner, store)
+    assert got.quarantined == {7: failure} and got.verdict.winner == 4 and 7 not in got.times
+    runner = FakeRunner(fast(7))
+    again = run_search(runner, store, "later")
+    assert again.quarantined == {7: failure}
+    assert (stage, 7) not in runner.calls
+    key = task().problem.key
+    assert quarantine(store) == {f"{key} @a=1,b=3": [f"{failure.kind}: {failure.reason}"]}
+
+
+def test_other_bits_are_quarantined_before_they_are_timed(tmp_path):
+    runner = FakeRunner(fast(2, 3), bits={2: "other"})
+    got = run_search(runner, temporary(tmp_path))
+    assert got.quarantined[2].kind == "mismatch" and ("time", 2) not in runner.calls
+    assert "other bits than the default at N=1" in got.quarantined[2].reason
+    assert got.verdict.winner == 3
+
+
+def test_a_default_that_differs_from_its_reference_ends_the_search(tmp_path):
+    runner = FakeRunner(fast(2), reference_bits="exact")
+    got = run_search(runner, temporary(tmp_path))
+    assert got.verdict is None and got.quarantined[0].kind == "reference"
+    assert runner.count("time") == 0
+
+
+@pytest.mark.parametrize("stage", ["build", "gate", "time"])
+def test_without_a_default_there_is_no_verdict(stage, tmp_path):
+    store = temporary(tmp_path)
+    for session in ("first", "second"):
+        runner = FakeRunner(flat, failures={(0, stage): Failure("crash", "it ended")})
+        got = run_search(runner, store, session)
+        assert got.verdict is None and got.times == {} and set(got.quarantined) == {0}
+    assert results(store, MACHINE.id) == []
+
+
+def test_a_kernel_with_one_schedule(tmp_path, monkeypatch):
+    use_space(monkeypatch, SPACE[:1])
+    got = run_search(FakeRunner(flat), temporary(tmp_path))
+    assert got.verdict.winner == 0 and list(got.times) == [0]
