@@ -1,5 +1,5 @@
 # Every target does its own set-up, in .venv, once. Needs: Python 3.11 or later, a C++ compiler.
-#   make run        make a random tiny model, compile it for this CPU, and answer PROMPT
+#   make run        compile the bundled model for this CPU, and answer PROMPT
 #   make test       linters, types, tests
 #   make test-all   the same with the long tests
 #   make clean      remove .venv and everything built
@@ -9,7 +9,7 @@
 .PHONY: run test test-all clean
 .DEFAULT_GOAL := run
 
-PROMPT ?= Once upon a time
+PROMPT ?= def fibonacci(n):
 export PROMPT
 PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 PIP_ARGS ?=

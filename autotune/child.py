@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 TAIL = 600  # characters of what a child wrote before it ended
+START_SECONDS = 900.0  # to import what it needs, on a machine that is busy with other things
 
 
 def _search_path() -> str:
@@ -34,6 +35,8 @@ class ChildFailed(Exception):
 class Child:
     """A worker in a process group of its own, started on first use and again after it ended.
 
+    It says that it is ready before it answers; a request's time does not begin earlier.
+
     Args:
         command: to start it.
     """
@@ -44,7 +47,7 @@ class Child:
         self._errors = tempfile.TemporaryFile()
         self._buffer = b""
         self._sent, self._deadline, self._seconds = 0, 0.0, 0.0
-        self.busy = False
+        self._ready = self.busy = False
 
     def fileno(self) -> int:
         """For ``select``: readable when an answer, or its end, is there."""
@@ -62,7 +65,8 @@ class Child:
             self._start()
         assert self._process is not None and self._process.stdin is not None
         self._sent += 1
-        self._seconds, self._deadline, self.busy = seconds, time.monotonic() + seconds, True
+        self._seconds, self.busy = seconds, True
+        self._deadline = time.monotonic() + (seconds if self._ready else START_SECONDS)
         line = json.dumps({**request, "id": self._sent}) + "\n"
         try:
             self._process.stdin.write(line.encode())
@@ -78,8 +82,9 @@ class Child:
         """
         assert self.busy and self._process is not None
         if time.monotonic() > self._deadline:
+            seconds = self._seconds if self._ready else START_SECONDS
             self.kill()
-            raise ChildFailed("timeout", f"no answer within {self._seconds:g} s")
+            raise ChildFailed("timeout", f"no answer within {seconds:g} s")
         readable, _, _ = select.select([self.fileno()], [], [], 0)
         if not readable:
             return None
@@ -91,14 +96,15 @@ class Child:
             how = (f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
             raise ChildFailed("crash", f"the process ended with {how}{self._last_words()}")
         self._buffer += data
-        line, newline, rest = self._buffer.partition(b"\n")
-        if not newline:
-            return None
-        self._buffer, self.busy = rest, False
-        answer = json.loads(line)
-        if "error" in answer:
-            raise ChildFailed("error", str(answer["error"]))
-        return dict(answer["ok"])
+        while b"\n" in self._buffer:
+            line, _, self._buffer = self._buffer.partition(b"\n")
+            if self._ready:
+                self.busy, answer = False, json.loads(line)
+                if "error" in answer:
+                    raise ChildFailed("error", str(answer["error"]))
+                return dict(answer["ok"])
+            self._ready, self._deadline = True, time.monotonic() + self._seconds
+        return None
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Send and wait.
@@ -128,7 +134,8 @@ class Child:
                         stream.close()
                     except BrokenPipeError:
                         pass  # an unsent request of a child that is gone
-            self._process, self.busy, self._buffer = None, False, b""
+            self._process, self._buffer = None, b""
+            self._ready = self.busy = False
 
     def close(self) -> None:
         self.kill()

@@ -55,7 +55,7 @@ class Timeouts:
     """Seconds that one request may take."""
 
     build: float = 180.0
-    gate: float = 120.0
+    gate: float = 300.0
     time: float = 60.0
     lock: float = 600.0
 

@@ -85,6 +85,7 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     worker = Worker()
+    print(json.dumps({"ready": os.getpid()}), file=out, flush=True)
     while True:
         request = json.loads(lines.get())
         try:

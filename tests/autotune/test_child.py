@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -14,6 +16,7 @@ from deepinfer.errors import TargetError
 
 SERVER = """
 import json, os, sys, signal
+print('{"ready": 1}', flush=True)
 for line in sys.stdin:
     held = json.loads(line)
     what = held["do"]
@@ -61,6 +64,25 @@ def test_a_request_that_takes_too_long_is_killed(child):
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert child.ask({"do": "x"}, 60)["pid"] != pid
+
+
+def test_the_time_of_a_request_begins_when_the_worker_is_ready(child):
+    """Imports on a busy machine take longer than many a request may."""
+    child.send({"do": "x"}, 60)
+    assert child.deadline - time.monotonic() > 600
+    while child.take() is None:
+        select.select([child], [], [])
+    assert child.deadline - time.monotonic() <= 60
+
+
+def test_an_answer_in_pieces_together_with_the_greeting():
+    """Whatever the system puts into one read, it is the same answer."""
+    code = ("import sys\nsys.stdin.readline()\n"
+            "for piece in ('{\"ready\"', ': 1}\\n{\"id\": 1, ', '\"ok\": {\"a\": ', '5}}\\n'):\n"
+            "    print(piece, end='', flush=True)\nsys.stdin.readline()\n")
+    made = Child((sys.executable, "-c", code))
+    assert made.ask({"do": "x"}, 60) == {"a": 5}
+    made.close()
 
 
 def test_a_worker_ends_with_its_parent():

@@ -142,23 +142,12 @@ def test_graphs_after_passes(capsys):
     assert "packed_linear_fp8(" in lowered and "as tile16_e4m3" in lowered
 
 
-def test_the_default_model_is_made_once_and_announced(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path))
+def test_the_default_model_comes_with_the_package_and_is_announced(capsys):
     path = make_model.default_model()
-    assert path == tmp_path / "models" / "tiny-0"
-    said = capsys.readouterr().err
-    assert "random weights" in said and "random text" in said
-    weights = next(path.glob("*.safetensors"))
-    before = weights.stat()
-    assert make_model.default_model() == path
-    assert weights.stat().st_mtime_ns == before.st_mtime_ns
-    config = json.loads((path / "config.json").read_text())
-    config["text_config"]["sliding_window"] = 16  # as another version might have written it
-    (path / "config.json").write_text(json.dumps(config))
-    make_model.default_model()
-    assert "16" != str(json.loads((path / "config.json").read_text())
-                       ["text_config"]["sliding_window"])
-    assert [p.name for p in path.parent.iterdir()] == ["tiny-0"]
+    assert "v41-tiny" in capsys.readouterr().err
+    assert {"config.json", "tokenizer.json", "generation_config.json", "model.safetensors"} <= {
+        p.name for p in path.iterdir()}
+    assert sum(p.stat().st_size for p in path.iterdir()) <= 12_000_000
 
 
 @pytest.mark.parametrize(("argv", "message"), [
