@@ -8,12 +8,15 @@ reads that file; it never tunes. The command is ``deepinfer-tune``.
     space.py      problems: kernels to tune, the row counts to tune them at, their schedules
     keys.py       what a build and a measurement depend on, and the machine
     worker.py     the child process that compiles, checks bits and times; native.cc is its clock
+    inputs.py     arrays to run a kernel on; building.py its libraries; stand.py runs them
     measure.py    the runner: child processes with time-outs, one machine-wide lock for timing
     stats.py      medians, noise, who wins
+    effort.py     how much to measure
     search.py     halving and exhaustive search of one kernel, resumable at every measurement
     session.py    a run over many kernels: budget, interruption, progress
     store.py      the database: content-addressed rows; transfer.py exports, merges and collects
     model.py      ranking without a device, labelled *modelled*
-    shipping.py   writes and verifies schedules.json
+    results.py    what the rows say: landscape, duel, verdict
+    shipping.py   writes schedules.json; verify.py gates and times what stands there
     report.py     text and HTML
 """

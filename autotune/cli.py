@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepinfer import errors
-from deepinfer.settings import ISA_LEVELS, cache_dir, warn_unknown
+from deepinfer.settings import ISA_LEVELS, warn_unknown
 from deepinfer.targets.base import TARGETS
 
 USAGE = (errors.CheckpointError, errors.RequestError, errors.ProgramError)
@@ -32,6 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, USAGE) else 3
     except BrokenPipeError:
         return 0  # the reader has seen enough
+    except OSError as error:
+        print(f"deepinfer-tune: the system refused: {error.strerror or error}\n"
+              f"  where: {error.filename or 'standard output'}\n"
+              "  next:  check the path, its permissions, and the free space", file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
         print("deepinfer-tune: interrupted; nothing measured is lost\n"
               "  next:  deepinfer-tune resume", file=sys.stderr)
@@ -47,8 +52,8 @@ def parser() -> argparse.ArgumentParser:
     def command(name: str, text: str) -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
         made.set_defaults(handler=name)
-        made.add_argument("--db", type=Path, default=cache_dir() / "tuning.sqlite3", metavar="FILE",
-                          help="the tuning database (%(default)s)")
+        made.add_argument("--db", type=Path, metavar="FILE",
+                          help="the tuning database (tuning.sqlite3 in the cache directory)")
         return made
 
     tune = command("tune", "search the schedules of a model's kernels")

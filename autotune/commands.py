@@ -9,20 +9,19 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from autotune import report as reports
 from autotune import shipping, transfer
 from autotune.building import build_dir, lower, source_digest
 from autotune.child import ChildFailed
+from autotune.effort import Effort
 from autotune.inputs import can_make
-from autotune.keys import Machine, Policy
+from autotune.keys import Machine
 from autotune.measure import LocalRunner, Timeouts
 from autotune.modelling import rank
 from autotune.progress import Progress, duration, title
 from autotune.results import Result, machines, quarantine, results
-from autotune.search import Effort
 from autotune.session import Session, find_run, plan_json
 from autotune.space import ROWS, Candidate, Task, tasks_of
 from autotune.store import Store
@@ -36,7 +35,7 @@ from deepinfer.graph.limits import Limits
 from deepinfer.graph.make_model import MODELS
 from deepinfer.graph.single import single_op_graphs
 from deepinfer.runtime.devices.isa import host_levels
-from deepinfer.settings import usable_cpus
+from deepinfer.settings import cache_dir, usable_cpus
 from deepinfer.targets.base import load_target
 
 
@@ -73,11 +72,12 @@ def _positive(args: argparse.Namespace, *names: str) -> None:
                                next="correct it or leave it out")
 
 
+def _store(args: argparse.Namespace) -> Store:
+    return Store(args.db or cache_dir() / "tuning.sqlite3")
+
+
 def _runner(args: argparse.Namespace, isa: str, threads: int | None) -> LocalRunner:
-    machine = Machine.here(isa, threads)
-    policy = Policy(machine.policy.warmup, args.repeats, machine.policy.seconds,
-                    machine.policy.cold_bytes)
-    return LocalRunner(Machine.here(isa, threads, policy), args.jobs or usable_cpus(),
+    return LocalRunner(Machine.here(isa, threads), args.jobs or usable_cpus(),
                        Timeouts(build=args.build_timeout, time=args.time_timeout,
                                 lock=args.lock_timeout),
                        lambda: say("waiting for another tuner on this machine"))
@@ -88,14 +88,14 @@ def tune(args: argparse.Namespace) -> int:
     tasks = tasks_of_model(args.model, args.target, args.rows or ROWS, args.ops)
     isa = args.isa or default_levels()[0]
     if args.target != "cpu" or isa not in host_levels():
-        return rank(tasks, args, isa)
+        return rank(tasks, _store(args), args, isa)
     tasks = tunable(tasks)
     effort = Effort(args.mode, args.repeats, args.visits, fresh=args.fresh)
     if args.dry_run:
         print(table([("kernel", "schedules", "sizes", "uses"), *(
             (title(t), len(t.problem.schedules()), len(t.points), t.uses) for t in tasks)]))
         return 0
-    store = Store(args.db)
+    store = _store(args)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     store.save_run(name, time.time_ns(), "running", plan_json(
         tasks, effort, isa=isa, threads=args.threads or usable_cpus(), model=args.model))
@@ -105,11 +105,10 @@ def tune(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     _positive(args, "jobs")
-    store = Store(args.db)
+    store = _store(args)
     name, state, plan = find_run(store, args.run)
     say(f"run {name} ({state})")
     effort, settings = Effort(**plan["effort"]), plan["settings"]
-    args.repeats = effort.repeats
     return _run(args, store, name, [Task.from_json(t) for t in plan["tasks"]], effort,
                 settings["isa"], settings["threads"])
 
@@ -169,7 +168,7 @@ def _modelled(store: Store) -> list[dict[str, Any]]:
 
 
 def status(args: argparse.Namespace) -> int:
-    store = Store(args.db)
+    store = _store(args)
     runs = []
     for name, begun, state, plan in store.runs():
         tasks = [Task.from_json(t) for t in plan["tasks"]]
@@ -195,7 +194,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    store = Store(args.db)
+    store = _store(args)
     modelled, name = _modelled(store), ""
     machine: dict[str, Any] = {}
     if machines(store) or not modelled:
@@ -215,7 +214,7 @@ def source_today(result: Result, place: int) -> str:
 
 
 def apply(args: argparse.Namespace) -> int:
-    store, path = Store(args.db), args.out or path_of(args.target)
+    store, path = _store(args), args.out or path_of(args.target)
     if args.undo:
         shipping.undo(path, store)
         say(f"put back what stood in {path}")
@@ -244,7 +243,7 @@ def verify(args: argparse.Namespace) -> int:
         return 0
     problems = {t.problem.key: t.problem for model in args.models
                 for t in tasks_of_model(model, "cpu")}
-    store, runner = Store(args.db), _runner(args, args.isa or default_levels()[0], args.threads)
+    store, runner = _store(args), _runner(args, args.isa or default_levels()[0], args.threads)
     try:
         with Progress(events=args.json) as progress:
             checked = verify_entries(
@@ -262,7 +261,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def export(args: argparse.Namespace) -> int:
-    lines = transfer.export(Store(args.db))
+    lines = transfer.export(_store(args))
     if args.out is None:
         for line in lines:
             print(line)
@@ -272,7 +271,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def merge(args: argparse.Namespace) -> int:
-    store = Store(args.db)
+    store = _store(args)
     broken: tuple[str, ...] = ()
     for file in args.files:
         got = transfer.merge(store, transfer.read_database(file), str(file))
@@ -285,7 +284,7 @@ def merge(args: argparse.Namespace) -> int:
 
 def gc(args: argparse.Namespace) -> int:
     began = time.monotonic()
-    got = transfer.collect(Store(args.db), Path(build_dir()), days=args.days,
+    got = transfer.collect(_store(args), (build_dir(), cache_dir() / "objects"), days=args.days,
                            failures=args.failures, dry_run=args.dry_run)
     say(f"{'would remove' if args.dry_run else 'removed'} {got.rows} rows and {got.files} files of "
         f"{got.nbytes / 1e6:.1f} MB in {duration(time.monotonic() - began)}")

@@ -30,14 +30,13 @@ class Policy:
     """How a measurement is taken.
 
     Args:
-        warmup: runs before the clock starts. repeats: timed runs of a full measurement.
+        warmup: runs before the clock starts.
         seconds: after this long a measurement ends with the repeats it has, three at least.
         cold_bytes: weights are copied until the copies in use exceed this, so that each run finds
             its weights in memory, as a step of a model does; 0: warm.
     """
 
     warmup: int = 2
-    repeats: int = 24
     seconds: float = 0.5
     cold_bytes: int = 0
 

@@ -17,9 +17,9 @@ from autotune.worker import candidate_json
 from deepinfer.errors import TargetError
 
 
-def rank(tasks: Sequence[Task], args: argparse.Namespace, isa: str) -> int:
+def rank(tasks: Sequence[Task], store: Store, args: argparse.Namespace, isa: str) -> int:
     """Print and keep the modelled times; returns an exit code."""
-    store, child = Store(args.db), Child()
+    child = Child()
     rows: list[tuple[object, ...]] = [("kernel", "size", "rank", "schedule", f"{LABEL} us",
                                        "bound", "in use")]
     try:
@@ -41,7 +41,8 @@ def rank(tasks: Sequence[Task], args: argparse.Namespace, isa: str) -> int:
         child.close()
         store.close()
     if not args.json:
-        print(f"{LABEL}, not measured: there is no {args.target} device to measure on here")
+        what = f"CPU of level {isa}" if args.target == "cpu" else f"{args.target} device"
+        print(f"{LABEL}, not measured: there is no {what} to measure on here")
         print(table(rows))
     return 0
 

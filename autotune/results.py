@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.search import DUEL
+from autotune.effort import DUEL
 from autotune.space import Problem, Sizes
 from autotune.stats import Timing, Verdict, decide
 from autotune.store import Store
@@ -87,7 +87,7 @@ def _result(store: Store, kernel: str, problem: dict[str, Any], duel: dict[str, 
         "FROM record r JOIN key m ON m.id = r.measure_key JOIN sample s ON s.record = r.id "
         "WHERE r.kernel = ? AND m.machine = ? ORDER BY s.session = ?, s.taken_at, s.id",
         kernel, made.machine, made.session)
-    visits: dict[tuple[int, Sizes], list[list[int]]] = {}
+    visits: dict[tuple[int, Sizes, str], list[list[int]]] = {}
     rounds: dict[tuple[str, int, Sizes], dict[int, float]] = {}
     for row in rows:
         place, sizes, ns = row["place"], _sizes(json.loads(row["sizes"])), json.loads(row["ns"])
@@ -95,8 +95,9 @@ def _result(store: Store, kernel: str, problem: dict[str, Any], duel: dict[str, 
         made.schedules[place] = row["schedule"]
         made.sources[place] = json.loads(row["body"])["kernel_source"]
         if (row["session"], row["rung"]) == (made.session, DUEL):
-            visits.setdefault((place, sizes), []).append(ns)
-    made.times = {place: tuple(Timing.of(visits[place, p]) for p in made.points)
+            visits.setdefault((place, sizes, made.sources[place]), []).append(ns)
+    made.times = {place: tuple(Timing.of(visits[place, p, made.sources[place]])
+                               for p in made.points)  # of the last source, if it was edited
                   for place in duel["places"]}
     for (_, _, sizes), found in rounds.items():  # this session and the later rungs come last
         if 0 in found:

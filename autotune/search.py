@@ -14,56 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from autotune.building import Built
+from autotune.effort import DUEL, Effort
 from autotune.keys import compile_body
 from autotune.measure import Failure, Runner
 from autotune.space import Sizes, Task, digest
 from autotune.stats import Timing, Verdict, decide, geomean
 from autotune.store import Store
 
-DUEL = 99  # the rung of the last, interleaved visits, which alone decide
 GATE_ROWS = (1, 7, 131)  # one row, a ragged few, and more than any block of rows
 CHEAP = 2 * 10**7  # operations that the numpy reference is asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much to measure.
-
-    Args:
-        mode: "halving" prunes before the duel, "exhaustive" lets all schedules duel.
-        repeats: runs of a visit. visits: of each finalist, in turns.
-        finalists: that halving leaves, the default included. eta: one in so many survives a rung.
-        fresh: measure even what the database has.
-    """
-
-    mode: str = "halving"
-    repeats: int = 24
-    visits: int = 5
-    finalists: int = 3
-    eta: int = 4
-    fresh: bool = False
-
-    def rungs(self, schedules: int) -> tuple[int, ...]:
-        """Repeats of each rung of pruning; none where all may duel at once."""
-        if self.mode == "exhaustive" or schedules <= self.finalists:
-            return ()
-        made, left = [], schedules
-        while left > self.finalists:
-            made.append(left)
-            left = self.survivors(left)
-        last = len(made)
-        return tuple(max(3, self.repeats // self.eta ** (last - i)) for i in range(last))
-
-    def survivors(self, schedules: int) -> int:
-        """How many go on from a rung, the default included."""
-        return max(self.finalists, -(-schedules // self.eta))
-
-    def visits_of(self, schedules: int) -> int:
-        """Visits to one point that a search of so many schedules makes."""
-        total, left = 0, schedules
-        for _ in self.rungs(schedules):
-            total, left = total + left, self.survivors(left)
-        return total + left * self.visits
 
 
 class Listener(Protocol):
@@ -142,8 +101,11 @@ class Search:
 
     def _build(self) -> None:
         self.check()
-        subjects = {i: digest(compile_body(c, self.runner.machine.isa))
-                    for i, c in self.candidates.items()}
+        bodies = {i: compile_body(c, self.runner.machine.isa)
+                  for i, c in self.candidates.items()}
+        keys = {i: digest(body) for i, body in bodies.items()}
+        # A build may fail for the machine's sake: too slow, too small. Others try it themselves.
+        subjects = {i: f"{key}@{self.runner.machine.id}" for i, key in keys.items()}
         wanted = [c for i, c in self.candidates.items() if not self._known_bad(i, subjects[i])]
         for candidate, made in self.runner.build(wanted):
             if isinstance(made, Failure):
@@ -151,6 +113,8 @@ class Search:
             else:
                 self.built[candidate.index] = made
                 self._sources[candidate.index] = made.source
+                self.store.add_fact(keys[candidate.index], "built", {
+                    "source": made.source, "compile": bodies[candidate.index]})
                 self.tell("built", candidate=candidate)
             self.check()
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.effort import Effort
 from autotune.measure import Runner
-from autotune.search import Effort, Listener, Outcome, Search
+from autotune.search import Listener, Outcome, Search
 from autotune.space import Task
 from autotune.store import Store
 from deepinfer.errors import TargetError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,12 +123,14 @@ class Collected:
     nbytes: int
 
 
-def collect(store: Store, libraries: Path, *, days: float, failures: bool, dry_run: bool,
-            now: float | None = None) -> Collected:
+def collect(store: Store, folders: Sequence[Path], *, days: float, failures: bool,
+            dry_run: bool, now: float | None = None) -> Collected:
     """Remove what newer measurements replaced, and libraries that nobody used for some days.
 
     A record goes if the same schedule at the same point of the same machine has samples of a later
     source, and its own are older than ``days``. With ``failures``, quarantine is lifted, too.
+    Of the first of ``folders`` all that is old goes; of the others, only directories that killed
+    builds left behind.
     """
     now = time.time() if now is None else now
     limit = int((now - days * 86400) * 1e9)
@@ -141,7 +143,7 @@ def collect(store: Store, libraries: Path, *, days: float, failures: bool, dry_r
     facts = [r["id"] for r in store.query("SELECT id FROM fact WHERE kind = 'quarantine'")
              if failures]
     files, nbytes = 0, 0
-    for path in sorted(libraries.glob("*")) if libraries.is_dir() else []:
+    for path in [p for f in folders for p in sorted(f.glob("*")) if f == folders[0] or p.is_dir()]:
         stat = path.stat()
         if max(stat.st_mtime, stat.st_atime) < now - days * 86400:
             files, nbytes = files + 1, nbytes + stat.st_size

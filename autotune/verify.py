@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.effort import Effort
 from autotune.measure import Runner
 from autotune.results import PREFILL_ROWS, rows_of
-from autotune.search import Effort, Listener, Search
+from autotune.search import Listener, Search
 from autotune.shipping import Entries, entry_points
 from autotune.space import ROWS, Problem, Task
 from autotune.stats import faster, geomean

@@ -19,12 +19,12 @@ class Ratio:
     """Ratios b / a of paired measurements.
 
     Args:
-        ratios: one a pair. a_seconds, b_seconds: medians.
+        ratios: one a pair. a, b: medians of what was measured.
     """
 
     ratios: tuple[float, ...]
-    a_seconds: float
-    b_seconds: float
+    a: float
+    b: float
 
     @property
     def median(self) -> float:

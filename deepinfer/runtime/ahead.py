@@ -8,13 +8,13 @@ prepared; anything else (a prefill, a grammar, penalties, too few pages) is left
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from deepinfer.program import Phase
-from deepinfer.runtime.batch import Rows, build_inputs
+from deepinfer.runtime.batch import Layout, Rows, build_inputs
 from deepinfer.runtime.request import Request
 
 Array = np.ndarray[Any, Any]
@@ -25,39 +25,47 @@ class Ahead:
     """A verify step that waits for its drafts.
 
     Args:
-        batch: rows with placeholders for drafts, ``width`` each. inputs: of the phase.
+        batch: rows with placeholders for drafts. inputs: of the phase.
     """
 
     batch: list[Rows]
-    width: int
     inputs: dict[str, Array]
 
     @staticmethod
     def prepare(phase: Phase, requests: Sequence[Request], widths: Sequence[int],
                 facts: Mapping[str, Any], pages_per_seq: int) -> Ahead | None:
-        """The next step of these requests, or None if they do not all verify equally many drafts.
+        """The next step of these requests, or None if it needs what is not known yet.
 
         Args:
             requests: decoding, with pages up to their drafts' ends. widths: drafts of each.
         """
-        width = widths[0] if widths else 0
-        if not width or any(w != width for w in widths) or any(
-                r.matcher is not None or r.sampling.penalises for r in requests):
+        if not any(widths) or any(r.matcher is not None or r.sampling.penalises
+                                  for r in requests):
             return None
-        blank = (int(facts["noise_token"]),) * width
-        batch = [Rows(r, r.computed, len(r.tokens) + width, "all", blank) for r in requests]
-        return Ahead(batch, width, build_inputs(phase, batch, facts, pages_per_seq=pages_per_seq))
+        blank = int(facts["noise_token"])
+        batch = [Rows(r, r.computed, len(r.tokens) + w, "all", (blank,) * w)
+                 for r, w in zip(requests, widths, strict=True)]
+        return Ahead(batch, build_inputs(phase, batch, facts, pages_per_seq=pages_per_seq))
 
     def fill(self) -> list[Rows] | None:
         """Put the requests' drafts in; None if one has too few after all."""
-        drafts = [tuple(rows.request.drafts[:self.width]) for rows in self.batch]
-        if any(len(d) < self.width for d in drafts):
+        batch = [Rows(r.request, r.start, r.end, "all", tuple(r.request.drafts[:len(r.drafts)]))
+                 for r in self.batch]
+        if any(len(a.drafts) < len(b.drafts) for a, b in zip(batch, self.batch, strict=True)):
             return None
-        shape = (len(self.batch), 1 + self.width)
-        tokens = self.inputs["tokens"].reshape(shape)
-        tokens[:, 1:] = np.array(drafts, np.int32)
+        tokens, width = self.inputs["tokens"], len(batch[0].drafts)
+        if any(len(rows.drafts) != width for rows in batch):
+            lookback = self.inputs.get("lookback")
+            layout = Layout(batch, 1 if lookback is None else lookback.shape[1])
+            tokens[:] = layout.tokens
+            if lookback is not None:
+                lookback[:] = layout.lookback
+            return batch
+        shape = (len(batch), 1 + width)
+        tokens = tokens.reshape(shape)
+        tokens[:, 1:] = [rows.drafts for rows in batch]
         if "lookback" in self.inputs:
             lookback = self.inputs["lookback"].reshape(*shape, -1)
-            for back in range(min(self.width, lookback.shape[2])):
+            for back in range(min(width, lookback.shape[2])):
                 lookback[:, back + 1:, back] = tokens[:, 1:shape[1] - back]
-        return [replace(rows, drafts=d) for rows, d in zip(self.batch, drafts, strict=True)]
+        return batch

@@ -219,33 +219,28 @@ def build_draft_inputs(phase: Phase, committed: Sequence[Committed], hidden: Arr
         block_request i32[D*block]; block_spans i32[D,4]; anchor i32[D]; calibration f32[block];
         ``draft_sampling_inputs``.
     """
-    block = int(facts["block"])
-    starts = np.array([c.start for c in committed], np.int32)
-    counts = np.array([c.end for c in committed], np.int32) - starts
-    firsts = _offsets(counts)
-    request = np.repeat(np.arange(len(committed), dtype=np.int32), counts)
-    local = np.arange(firsts[-1], dtype=np.int32) - firsts[request]
-    rows = np.array([c.row for c in committed], np.int32)[request] + local
-    anchors = np.array([r.tokens[-1] for r in drafting], np.int32)
-    at = np.array([len(r.tokens) - 1 for r in drafting], np.int32)
-    tokens = np.full((len(drafting), block), facts["noise_token"], np.int32)
-    tokens[:, 0] = anchors
-    steps = np.arange(block, dtype=np.int32)
+    # Lists, not arrays: a step has a few rows a request, and this is between two native calls.
+    block, noise = int(facts["block"]), [int(facts["noise_token"])]
+    positions = [p for c in committed for p in range(c.start, c.end)]
+    rows = [c.row + k for c in committed for k in range(c.end - c.start)]
+    spans, first = [], 0
+    for c in committed:
+        spans.append((c.request.slot, first, first := first + c.end - c.start, 0))
+    tail = noise * (block - 1)
     made = {
-        "hidden": np.ascontiguousarray(hidden[rows]), "positions": starts[request] + local,
-        "request": request, "spans": _spans([c.request.slot for c in committed], firsts),
-        "block_tokens": tokens.reshape(-1),
-        "block_positions": (at[:, None] + steps).reshape(-1),
+        "hidden": hidden[rows], "positions": np.array(positions, np.int32),
+        "request": np.array([i for i, c in enumerate(committed)
+                             for _ in range(c.end - c.start)], np.int32),
+        "spans": np.array(spans, np.int32).reshape(-1, 4),
+        "block_tokens": np.array([t for r in drafting for t in (r.tokens[-1], *tail)], np.int32),
+        "block_positions": np.array([p for r in drafting for p in range(
+            len(r.tokens) - 1, len(r.tokens) - 1 + block)], np.int32),
         "block_request": np.repeat(np.arange(len(drafting), dtype=np.int32), block),
-        "block_spans": _spans([r.slot for r in drafting],
-                              np.arange(len(drafting) + 1, dtype=np.int32) * np.int32(block)),
+        "block_spans": np.array([(r.slot, i * block, (i + 1) * block, 0)
+                                 for i, r in enumerate(drafting)], np.int32).reshape(-1, 4),
         "is_image": np.zeros(len(drafting) * block, np.uint8),
-        "anchor": anchors, "calibration": np.array(calibration, np.float32),
+        "anchor": np.array([r.tokens[-1] for r in drafting], np.int32),
+        "calibration": np.array(calibration, np.float32),
         **draft_sampling_inputs(drafting, block, masks or {}, int(facts["vocab_size"])),
     }
     return _declared(phase, made)
-
-
-def _spans(slots: Sequence[int | None], firsts: Array) -> Array:
-    return np.stack([np.array(slots, np.int32).reshape(-1), firsts[:-1], firsts[1:],
-                     np.zeros(len(slots), np.int32)], axis=1)

@@ -31,12 +31,15 @@ def commit(request: Request, tokens: Sequence[int], sampled: Sampled, row: int, 
     Returns:
         How many tokens were appended; fewer than given only if the request has ended.
     """
-    before = request.made
+    if sampled.finite and request.plain:
+        return _commit_plain(request, tokens, now)
+    before, counts = request.made, request.sampling.counts
     for at, token in enumerate(tokens, row):
         if request.finished or _not_finite(request, sampled, at, len(request.tokens) - 1, step):
             break
         request.tokens.append(token)
-        request.sampling.add((token,))
+        if counts is not None:
+            counts.add((token,))
         if request.params.logprobs is not None:
             request.logprobs.append(sampled.logprobs(at, request.params.logprobs))
         _see_whether_it_ends(request, token, step)
@@ -44,6 +47,27 @@ def commit(request: Request, tokens: Sequence[int], sampled: Sampled, row: int, 
         request.drafts = []
     request.metrics.add_tokens(request.made - before, now)
     return request.made - before
+
+
+def _commit_plain(request: Request, tokens: Sequence[int], now: float) -> int:
+    """The same for a request of which nothing but ids and lengths can matter; in one go, because
+    it happens between two calls of the device."""
+    run = list(tokens[:request.max_len - len(request.tokens)])
+    free = request.params.min_tokens - request.made  # tokens that no ender ends
+    ends = [k for k, token in enumerate(run) if token in request.enders and k >= free]
+    if ends:
+        run = run[:ends[0] + 1]
+    request.tokens += run
+    if request.text is not None:
+        request.text.extend(run[:-1] if ends else run)  # what ends it has no text
+    if ends:
+        request.end("stop", run[-1])
+    elif len(request.tokens) >= request.max_len:
+        request.end("length")
+    if request.finished:
+        request.drafts = []
+    request.metrics.add_tokens(len(run), now)
+    return len(run)
 
 
 def commit_prompt(request: Request, sampled: Sampled, row: int, position: int, count: int, *,

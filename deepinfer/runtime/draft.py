@@ -177,6 +177,8 @@ class WidthPolicy:
     def observe(self, request_id: str, drafts: Sequence[int],
                 confidences: Sequence[float] | None = None) -> None:
         """Note a new round of drafts; without confidences (another drafter's) all count as 1."""
+        if self.mode != "adaptive":
+            return
         certain = [1.0] * len(drafts) if confidences is None else confidences
         self._rounds.setdefault(request_id, deque(maxlen=3)).append(
             survival(certain, drafts, self._eos))
@@ -191,19 +193,17 @@ class WidthPolicy:
 
         Args:
             requests: (id, most drafts it may verify) in order of admission. The most is at most
-                ``width_of`` it, and less near the end of a request.
+                ``width_of`` it and the drafts it has, and less near the end of a request.
             reserve, limit: as of ``adaptive_widths``.
         """
+        most = [max(0, width) for _, width in requests]
+        if self.mode != "adaptive":
+            chosen = _ranked([(1.0,) * width for width in most]) if limit is not None else []
+            return most if limit is None else _take(chosen[:max(0, limit)], len(requests))
         rounds = [tuple(self._rounds.get(request_id, ())) for request_id, _ in requests]
         newest: list[Survival] = [each[-1] if each else () for each in rounds]
-        most = [max(0, width) for _, width in requests]
-        if self.mode == "adaptive":
-            older = [each[0] if len(each) == 3 else None for each in rounds]
-            return adaptive_widths(newest, older, most, self.curve, reserve, limit)
-        whole = [(1.0,) * min(len(rates), width)
-                 for rates, width in zip(newest, most, strict=True)]
-        chosen = _ranked(whole)
-        return _take(chosen if limit is None else chosen[:max(0, limit)], len(requests))
+        older = [each[0] if len(each) == 3 else None for each in rounds]
+        return adaptive_widths(newest, older, most, self.curve, reserve, limit)
 
 
 def check_width(width: int | None, block: int) -> int:

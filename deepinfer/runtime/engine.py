@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,10 +26,11 @@ from deepinfer.runtime.prefix import Hit, PrefixCache
 from deepinfer.runtime.request import Request, RequestOutput, SamplingParams, check_prompt, is_int
 from deepinfer.runtime.scheduler import Scheduler
 from deepinfer.runtime.state import PARTS, StateSizes
-from deepinfer.runtime.stats import EngineStats, StepRecord, Timeline
+from deepinfer.runtime.stats import EngineStats, StepRecord
 from deepinfer.runtime.store import PageStore
 from deepinfer.runtime.structured import Structured
 from deepinfer.runtime.text import Text
+from deepinfer.runtime.timeline import Timeline
 from deepinfer.runtime.verdict import Drafter, Round, Verdicts, Verification
 
 Array = np.ndarray[Any, Any]
@@ -111,7 +112,6 @@ class Engine:
         self.trace: tuple[str, ...] = ()  # values of the target phase that StepRecord holds
         self.on_step: Callable[[StepRecord], None] | None = None
         self.drafter: Drafter | None = None  # replaces the model's drafts
-        self.timeline: Timeline | None = None
         self._stats = EngineStats()
         self._requests: dict[str, Request] = {}
         self._changed: list[Request] = []  # their outputs are due
@@ -153,6 +153,15 @@ class Engine:
                 self._fingerprint = reader.fingerprint()
         return self._fingerprint
 
+    @property
+    def timeline(self) -> Timeline | None:
+        """Set one to have host and device work recorded."""
+        return self.executor.timeline
+
+    @timeline.setter
+    def timeline(self, timeline: Timeline | None) -> None:
+        self.executor.timeline = timeline
+
     def add_request(self, prompt_token_ids: Sequence[int], params: SamplingParams | None = None,
                     request_id: str | None = None, index: int = 0) -> str:
         """Queue a request; the next ``step`` may run it.
@@ -177,7 +186,7 @@ class Engine:
             eos=self._eos, max_model_len=self.max_model_len, text=self.text, now=time.monotonic())
         request.index, request.arrival = index, self._next_id
         self._next_id += 1
-        self.policy.width_of(params.draft_width)
+        request.most_drafts = self.policy.width_of(params.draft_width)
         if self._keep and params.prompt_logprobs is None:
             request.replay_floor = max(0, request.prompt_len - self._keep)
             request.keep_from = request.replay_floor if self.replay == "compact" else 0
@@ -227,7 +236,7 @@ class Engine:
         """
         with Timeline.host(self.timeline):
             batch, make = self._next_step()
-        if not batch:
+        if make is None:
             return self._hand_out()
         self.steps += 1
         step = self._beside(make)
@@ -237,9 +246,13 @@ class Engine:
                 self._changed += [rows.request for rows in batch
                                   if rows.request.made or rows.request.finished]
                 first = self.structured.first_masks(round_.drafting, self.steps)
-            if self._drafts:
-                self._beside(lambda: self.verdicts.draft(step, round_, first, self.drafter),
-                             round_)
+            draft = self.verdicts.draft(step, round_, first) if self._drafts else None
+            if draft is None or not self.overlap:
+                self.verdicts.count(round_)
+            if draft is not None:
+                proposed = self._beside(draft, round_)
+                with Timeline.host(self.timeline):
+                    self.verdicts.hand_out(round_, proposed, self.drafter)
         except BaseException:
             self._ahead = None
             for rows in batch:  # what the draft's rings hold is not known: compute it again
@@ -256,27 +269,25 @@ class Engine:
                     self._forget(rows.request)
         return self._hand_out() if not self.overlap else self._made()
 
-    def _next_step(self) -> tuple[list[Rows], Callable[[], TargetStep]]:
-        """The rows of the step and the work that runs them."""
+    def _next_step(self) -> tuple[list[Rows], Callable[[], TargetStep] | None]:
+        """The rows of the step and what runs them; none if there is nothing to do."""
         ahead, self._ahead = self._ahead, None
         batch = ahead.fill() if ahead is not None else None
         if ahead is not None and batch is not None:
-            return batch, partial(self.verdicts.target, batch, {}, self.trace, ahead.inputs)
+            return batch, self.verdicts.target(batch, {}, self.trace, ahead.inputs)
         batch, masks = self._schedule()
-        return batch, partial(self.verdicts.target, batch, masks, self.trace)
+        return batch, self.verdicts.target(batch, masks, self.trace) if batch else None
 
-    def _prepare(self, round_: Round) -> Ahead | None:
+    def _prepare(self) -> Ahead | None:
         """The next step, where it is known by now: all go on, and none needs a decision."""
-        drafting = round_.drafting
-        unfinished = [r for r in self.scheduler.running if not r.finished]
-        if (self.policy.mode != "fixed" or self.drafter is not None or unfinished != drafting
-                or len(unfinished) != len(self.scheduler.requests) - sum(
-                    r.finished for r in self.scheduler.running) or self.structured.waiting):
+        running = [r for r in self.scheduler.running if not r.finished]
+        if (self.policy.mode != "fixed" or self.drafter is not None or self.scheduler.waiting
+                or self.structured.waiting or not all(r.decoding for r in running)):
             return None
-        widths = [self.verdicts.width(r) for r in drafting]
-        if not self.scheduler.extend(drafting, widths):
+        widths = [self.verdicts.width(r) for r in running]
+        if not self.scheduler.extend(running, widths):
             return None
-        return Ahead.prepare(self.program.phases["verify"], drafting, widths, self.facts,
+        return Ahead.prepare(self.program.phases["verify"], running, widths, self.facts,
                              self.sizes.pages_per_seq)
 
     def _schedule(self) -> tuple[list[Rows], Masks]:
@@ -299,18 +310,32 @@ class Engine:
     def _beside(self, work: Callable[[], T], round_: Round | None = None) -> T:
         """Do ``work`` on the worker thread, and on this one what is left of earlier steps and,
         after a round, what can be prepared of the next."""
-        def timed() -> T:
-            with Timeline.device(self.timeline):
-                return work()
-
         if self._worker is None:
-            return timed()
-        future: Future[T] = self._worker.submit(timed)
+            return work()
+        begun = threading.Event()
+        tells = hasattr(self.device, "on_native")
+        if tells:
+            self.device.on_native = begun.set  # type: ignore[attr-defined]
+
+        def begin() -> T:
+            try:
+                if not tells:
+                    begun.set()
+                return work()
+            finally:
+                begun.set()
+
+        future = self._worker.submit(begin)
+        # Without waiting, this thread would keep the interpreter until it has nothing left to do,
+        # and the device would begin only then.
+        begun.wait()
         try:
             with Timeline.host(self.timeline):
+                if round_ is not None:
+                    self.verdicts.count(round_)
                 self._make_outputs()
                 if round_ is not None:
-                    self._ahead = self._prepare(round_)
+                    self._ahead = self._prepare()
         finally:
             result = future.result()
         return result
@@ -394,7 +419,7 @@ class Engine:
             request.pages = self.pool.table(request.request_id)
             for start in range(0, len(ids), chunk):
                 rows = Rows(request, start, min(start + chunk, len(ids)), "all")
-                step = self.executor.target([rows], trace=(name,), phase="prefill")
+                step = self.executor.target([rows], trace=(name,), phase="prefill")()
                 logits[start:rows.end] = step.outputs[name]
         finally:
             self.pool.release(request.request_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,8 +13,10 @@ from deepinfer.runtime.batch import Committed, Rows, build_draft_inputs, build_i
 from deepinfer.runtime.rejection import draft_seed
 from deepinfer.runtime.request import Request
 from deepinfer.runtime.sampler import Sampled
+from deepinfer.runtime.timeline import Timeline
 
 Array = np.ndarray[Any, Any]
+_SAMPLED = ("token", "logprob", "top_ids", "top_logprobs")
 Masks = Mapping[tuple[str, int], Array]
 
 
@@ -79,6 +81,7 @@ class Executor:
         self.program, self.device, self.pages_per_seq = program, device, pages_per_seq
         self.facts: Mapping[str, Any] = program.manifest["facts"]
         self.calibration = tuple(calibration)
+        self.timeline: Timeline | None = None
 
     def phase_for(self, batch: Sequence[Rows]) -> str:
         """"decode" when every request has the one row it samples, "verify" when each has an anchor
@@ -89,45 +92,58 @@ class Executor:
         return "verify" if whole and "verify" in self.program.phases else "prefill"
 
     def target(self, batch: Sequence[Rows], masks: Masks | None = None, trace: Iterable[str] = (),
-               phase: str | None = None, inputs: Mapping[str, Array] | None = None) -> TargetStep:
-        """Run the target on a batch; ``phase``: None lets the batch decide.
+               phase: str | None = None, inputs: Mapping[str, Array] | None = None
+               ) -> Callable[[], TargetStep]:
+        """Make the inputs of the target on a batch; what is returned runs it.
 
         Args:
-            inputs: of the verify phase, where they are made already.
+            phase: None lets the batch decide. inputs: of the verify phase, if made already.
         """
         name = phase or ("verify" if inputs is not None else self.phase_for(batch))
         if inputs is None:
-            inputs = build_inputs(self.program.phases[name], batch, self.facts, masks=masks,
-                                  pages_per_seq=self.pages_per_seq)
-        outputs = self.device.run(name, inputs, trace=trace)
-        roles = self.facts["outputs"][name]
-        sampled = Sampled(*(outputs[roles[r]] for r in ("token", "logprob", "top_ids",
-                                                        "top_logprobs")))
-        return TargetStep(name, inputs, outputs, sampled,
-                          outputs[roles["hidden"]] if "hidden" in roles else None)
+            with Timeline.host(self.timeline):
+                inputs = build_inputs(self.program.phases[name], batch, self.facts, masks=masks,
+                                      pages_per_seq=self.pages_per_seq)
+        given, roles = inputs, self.facts["outputs"][name]
+
+        def run() -> TargetStep:
+            with Timeline.device(self.timeline):
+                outputs = self.device.run(name, given, trace=trace)
+            token, chosen, top_ids, top = (outputs[roles[r]] for r in _SAMPLED)
+            sampled = Sampled(token, chosen, top_ids, top, bool(np.isfinite(chosen).all()))
+            return TargetStep(name, given, outputs, sampled,
+                              outputs[roles["hidden"]] if "hidden" in roles else None)
+
+        return run
 
     def draft(self, step: TargetStep, committed: Sequence[Committed],
               drafting: Sequence[Request], masks: Mapping[int, Array] | None = None, *,
-              own_noise: bool = False) -> Drafts:
-        """Seed the draft's rings with committed rows and propose a block for each of ``drafting``.
+              own_noise: bool = False) -> Callable[[], Drafts]:
+        """Make the inputs of the draft; what is returned seeds its rings with the committed rows
+        and proposes a block for each of ``drafting``.
 
         Args:
             own_noise: sample with seeds of the draft's own and return its logits, as rejection
                 sampling needs them; else with the target's noise.
         """
         assert step.hidden is not None
-        inputs = build_draft_inputs(self.program.phases["draft"], committed, step.hidden, drafting,
-                                    self.facts, calibration=self.calibration, masks=masks)
+        with Timeline.host(self.timeline):
+            inputs = build_draft_inputs(
+                self.program.phases["draft"], committed, step.hidden, drafting, self.facts,
+                calibration=self.calibration, masks=masks)
         roles = self.facts["outputs"]["draft"]
         trace: list[str] = []
         if own_noise:
             inputs["seed"] = np.array([draft_seed(r.params.seed, len(r.tokens)) for r in drafting],
                                       np.uint64)
             trace = [f"draft.{k}.adjusted" for k in range(int(self.facts["block"]))]
-        outputs = self.device.run("draft", inputs, trace=trace)
 
-        def stacked(names: Sequence[str]) -> Array:
-            return np.stack([outputs[name] for name in names], axis=1)
+        def run() -> Drafts:
+            with Timeline.device(self.timeline):
+                outputs = self.device.run("draft", inputs, trace=trace)
+            tokens, confidences, *logits = (
+                np.stack([outputs[name] for name in names], axis=1)
+                for names in (roles["tokens"], roles["confidences"], trace) if names)
+            return Drafts(tokens, confidences, logits[0] if logits else None)
 
-        return Drafts(stacked(roles["tokens"]), stacked(roles["confidences"]),
-                      stacked(trace) if own_noise else None)
+        return run

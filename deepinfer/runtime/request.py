@@ -50,6 +50,7 @@ class Request:
         index: which of n completions. arrival: its place in the queue.
         text: its growing text; None without a tokenizer. matcher: its grammar's state.
         drafts: tokens proposed after the last one, not committed. width: how many to verify.
+        most_drafts: how many it may verify at most.
         window_floor: window attention before the replay cut sees nothing below this position.
         replay_floor: the same after the cut. keep_from: rows below it end at the cut.
         write_from: entries of positions below it are cached already.
@@ -73,6 +74,7 @@ class Request:
     matcher: TokenMatcher | None = None
     drafts: list[int] = field(default_factory=list)
     width: int = 0
+    most_drafts: int = 0
     window_floor: int = 0
     replay_floor: int = 0
     keep_from: int = 0
@@ -144,6 +146,13 @@ class Request:
     def decoding(self) -> bool:
         """Whether all that waits is the row of its last chosen token."""
         return self.made > 0 and self.computed == len(self.tokens) - 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether its tokens change nothing but its ids: no penalties, logprobs, stop texts or
+        grammar."""
+        return (self.sampling.counts is None and self.params.logprobs is None
+                and self.matcher is None and (self.text is None or not self.text.watches))
 
     def restart(self) -> None:
         """Forget what its caches held: it was preempted. Tokens, logprobs and counts stay."""

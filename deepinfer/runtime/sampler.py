@@ -248,12 +248,14 @@ class Sampled:
 
     Args:
         tokens: i32[Q]. chosen: f32[Q], their logprobs. top_ids, top: [Q,k], the best ones'.
+        finite: the logits of all rows are known to be finite.
     """
 
     tokens: Array
     chosen: Array
     top_ids: Array
     top: Array
+    finite: bool = False
 
     def not_finite(self, row: int) -> bool:
         """Whether the row's logits were not all finite: one NaN makes the log-sum NaN."""

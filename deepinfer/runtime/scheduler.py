@@ -85,6 +85,11 @@ class Scheduler:
         return [*self._running, *self._waiting]
 
     @property
+    def waiting(self) -> bool:
+        """Whether requests wait for state."""
+        return bool(self._waiting)
+
+    @property
     def running(self) -> list[Request]:
         """Those that hold state, by arrival."""
         return self._running

@@ -1,10 +1,8 @@
-"""Stats: what an engine did and holds, one step's record for observers, and a timeline."""
+"""Stats: what an engine did and holds, and one step's record for observers."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -107,40 +105,3 @@ class StepRecord:
         return StepRecord(number, step.phase, rows, step.inputs, step.outputs, drafted,
                           dict(accepted), {k: len(v) for k, v in drafted.items()},
                           list(preempted), dict(hits))
-
-
-class Timeline:
-    """When the host and the device worked: to count how much host work is hidden.
-
-    Attributes:
-        spans: ("host" or "device", begin, end) in seconds of a monotonic clock.
-    """
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, float, float]] = []
-
-    @contextmanager
-    def _span(self, kind: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spans.append((kind, begin, time.perf_counter()))
-
-    @staticmethod
-    def host(timeline: Timeline | None) -> AbstractContextManager[None]:
-        return nullcontext() if timeline is None else timeline._span("host")
-
-    @staticmethod
-    def device(timeline: Timeline | None) -> AbstractContextManager[None]:
-        return nullcontext() if timeline is None else timeline._span("device")
-
-    def hidden(self) -> float:
-        """The share of host time during which the device worked."""
-        device = [(b, e) for kind, b, e in self.spans if kind == "device"]
-        total = over = 0.0
-        for kind, begin, end in self.spans:
-            if kind == "host":
-                total += end - begin
-                over += sum(max(0.0, min(end, e) - max(begin, b)) for b, e in device)
-        return over / total if total else 0.0

@@ -176,6 +176,8 @@ class OutputText:
         self._stops = StopTexts(tuple(stops))
         self._prompt = text.decode(prompt) if prompt else ""
         self._special_stop: str | None = None
+        self._watches = bool(stops)
+        self._later: list[int] = []  # without stops nobody needs the text before it is shown
 
     @property
     def matched(self) -> str | None:
@@ -188,10 +190,22 @@ class OutputText:
         Args:
             active: False appends without looking for stops.
         """
+        if not self._watches:
+            self._later.append(token)
+            return False
         found = self._stops.add(self._detokenizer.add(token), active=active)
         if active and token in self._special:
             self._special_stop = self._special[token]
         return found or self._special_stop is not None
+
+    @property
+    def watches(self) -> bool:
+        """Whether there are stop texts to look for."""
+        return self._watches
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens of an output without stop texts."""
+        self._later += tokens
 
     def shown(self, finished: bool) -> str:
         """The text so far.
@@ -200,6 +214,9 @@ class OutputText:
             finished: no token follows, so nothing is withheld: neither what may become a stop text
                 nor an incomplete character, which reads as U+FFFD.
         """
+        later, self._later = self._later, []
+        if later:
+            self._stops.add("".join(map(self._detokenizer.add, later)), active=False)
         if not finished:
             return self._prompt + self._stops.safe
         if self._stops.matched is None:

@@ -14,7 +14,7 @@ from deepinfer.numerics.sums import lane_sum
 from deepinfer.runtime.batch import Committed, Rows
 from deepinfer.runtime.commit import commit, commit_prompt
 from deepinfer.runtime.draft import AcceptStats, WidthPolicy, accept
-from deepinfer.runtime.execute import Executor, Masks, TargetStep
+from deepinfer.runtime.execute import Drafts, Executor, Masks, TargetStep
 from deepinfer.runtime.rejection import Filters, verify
 from deepinfer.runtime.request import Request
 from deepinfer.runtime.sampler import Sampled
@@ -32,11 +32,13 @@ class Round:
     Args:
         accepted: drafts that stood, by request that verified any. committed: rows whose tokens are
             final. drafting: requests that go on and want drafts.
+        notes: (request, drafts verified, drafts accepted), to be counted when there is time.
     """
 
     accepted: dict[str, int] = field(default_factory=dict)
     committed: list[Committed] = field(default_factory=list)
     drafting: list[Request] = field(default_factory=list)
+    notes: list[tuple[Request, int, int]] = field(default_factory=list)
 
 
 class Verdicts:
@@ -67,12 +69,11 @@ class Verdicts:
 
     def width(self, request: Request) -> int:
         """Drafts that can matter: none past the last token the request may choose."""
-        return max(0, min(self.policy.width_of(request.params.draft_width),
-                          request.max_len - len(request.tokens) - 1))
+        return max(0, min(request.most_drafts, request.max_len - len(request.tokens) - 1))
 
     def target(self, batch: Sequence[Rows], masks: Masks, trace: Sequence[str],
-               inputs: Mapping[str, Array] | None = None) -> TargetStep:
-        """Run the target, with what judging needs besides its outputs.
+               inputs: Mapping[str, Array] | None = None) -> Callable[[], TargetStep]:
+        """What runs the target, with what judging needs besides its outputs.
 
         Args:
             inputs: of the verify phase, where they are made already.
@@ -90,30 +91,36 @@ class Verdicts:
         """
         made = Round()
         row = kept_row = 0
+        tokens = step.sampled.tokens.tolist()
         for rows in batch:
-            request, count = rows.request, len(rows.sampled)
-            request.metrics.steps += 1
+            request, count, kept_from = rows.request, len(rows.sampled), rows.kept.start
             final = rows.end
             if rows.forced:
                 self._commit_forced(rows, step.sampled, row, number, now)
             elif count:
-                kept = self._commit_run(rows, step, row, number, now, made)
+                kept = self._commit_run(rows, step, row, tokens[row:row + count], number, now,
+                                        made)
                 final = rows.end - count + max(kept, 1)
             request.computed = final
-            self._note_committed(rows, final, kept_row, made)
+            # The draft's rings need the last window of rows whose tokens are final.
+            first = max(kept_from, final - self._window)
+            if first < final:
+                made.committed.append(Committed(request, first, final,
+                                                kept_row + first - kept_from))
             if not request.finished and request.decoding and self.width(request):
                 made.drafting.append(request)
+            made.notes.append((request, len(rows.drafts),
+                               made.accepted.get(request.request_id, 0)))
             request.drafts = []
             row += count
-            kept_row += len(rows.kept)
+            kept_row += rows.end - kept_from
         return made
 
-    def _commit_run(self, rows: Rows, step: TargetStep, row: int, number: int, now: float,
-                    made: Round) -> int:
+    def _commit_run(self, rows: Rows, step: TargetStep, row: int, chosen: list[int], number: int,
+                    now: float, made: Round) -> int:
         """Commit the accepted drafts and the token after them; how many tokens that was."""
         request, drafts = rows.request, list(rows.drafts)
         sampled = step.sampled
-        chosen = sampled.tokens[row:row + len(rows.sampled)].tolist()
         logits = self._draft_logits.pop(request.request_id, None)
         if drafts and logits is not None:
             part = slice(row, row + len(chosen))
@@ -127,8 +134,6 @@ class Verdicts:
         kept = commit(request, chosen[:count + 1], sampled, row, step=number, now=now)
         if drafts:
             made.accepted[request.request_id] = count
-            self.accepts.add(len(drafts), count)
-            request.metrics.add_drafts(len(drafts), count)
         return kept
 
     def _method(self) -> Literal["rejection", "block"]:
@@ -144,35 +149,44 @@ class Verdicts:
             last = row + len(rows) - 1
             commit(request, [int(sampled.tokens[last])], sampled, last, step=number, now=now)
 
-    def _note_committed(self, rows: Rows, final: int, kept_row: int, made: Round) -> None:
-        """The draft's rings need the last window of rows whose tokens are final."""
-        first = max(rows.kept.start, final - self._window)
-        if first < final:
-            made.committed.append(Committed(rows.request, first, final,
-                                            kept_row + first - rows.kept.start))
-
-    def draft(self, step: TargetStep, made: Round, masks: Mapping[int, Array],
-              drafter: Drafter | None) -> None:
-        """Seed the draft's rings and give each drafting request its drafts.
+    def draft(self, step: TargetStep, made: Round, masks: Mapping[int, Array]
+              ) -> Callable[[], Drafts] | None:
+        """What runs the draft; None if there is nothing to run it on.
 
         Args:
             masks: allowed first drafts by index into ``made.drafting``.
-            drafter: replaces the model's proposals (tests).
         """
         if not made.committed and not made.drafting:
-            return
-        own = self.verification != "exact"
-        proposed = self.executor.draft(step, made.committed, made.drafting, masks, own_noise=own)
+            return None
+        return self.executor.draft(step, made.committed, made.drafting, masks,
+                                   own_noise=self.verification != "exact")
+
+    def hand_out(self, made: Round, proposed: Drafts, drafter: Drafter | None) -> None:
+        """Give each drafting request its drafts.
+
+        Args:
+            drafter: replaces the model's proposals (tests).
+        """
+        tokens, confidences = proposed.tokens.tolist(), proposed.confidences.tolist()
         for i, request in enumerate(made.drafting):
             name = request.request_id
             if drafter is not None:
                 request.drafts = drafter(name, list(request.tokens), self.width(request))
                 self.policy.observe(name, request.drafts)
                 continue
-            request.drafts = proposed.tokens[i].tolist()
-            self.policy.observe(name, request.drafts, proposed.confidences[i].tolist())
+            request.drafts = tokens[i]
+            self.policy.observe(name, tokens[i], confidences[i])
             if proposed.logits is not None and not _filters(request).greedy:
                 self._draft_logits[name] = proposed.logits[i]
+
+    def count(self, made: Round) -> None:
+        """Note what a round did in the statistics."""
+        for request, verified, accepted in made.notes:
+            request.metrics.steps += 1
+            if verified:
+                self.accepts.add(verified, accepted)
+                request.metrics.add_drafts(verified, accepted)
+        made.notes.clear()
 
     def forget(self, request: Request) -> None:
         """A request is gone, or its state is."""

@@ -8,8 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from train import Plan
-
 HERE = Path(__file__).parent
 Series = dict[str, list[float]]
 
@@ -29,7 +27,7 @@ def read_log(file: Path) -> dict[str, Any]:
         found[stage] = {k: [_short(e[k]) for e in ordered] for k in keys}
         last = max(of_stage, key=lambda e: e["step"])
         found[f"{stage}_steps"], found[f"{stage}_minutes"] = last["step"], _short(last["minutes"])
-    found["tokens_per_step"] = Plan().tokens
+        found[f"{stage}_tokens"] = last["tokens"]
     calibrations = [e for e in entries if e["stage"] == "calibration"]
     found["calibration"] = {k: _short(v) for k, v in calibrations[-1].items() if k != "stage"}
     return found
@@ -51,7 +49,7 @@ def draw(found: dict[str, Any], file: Path) -> None:
     loss.plot([found["target_steps"] + s for s in draft["step"]], draft["loss"],
               label="draft, next tokens", color="tab:orange")
     loss.set(title="Training loss, nats per token", xlabel="step", ylim=(0, None))
-    loss.legend()
+    loss.legend(loc="upper center")
     balance.plot(target["step"], target["load"], color="tab:blue")
     balance.set(title="Largest expert's load / mean load", xlabel="step", ylim=(1, None))
     positions = [k for k in draft if k.startswith("accept_")]
@@ -69,7 +67,7 @@ def draw(found: dict[str, Any], file: Path) -> None:
     ece.set(title="Calibration error of the confidences", xlabel="position of the draft")
     ece.legend()
     figure.tight_layout()
-    figure.savefig(file, dpi=90)
+    figure.savefig(file, dpi=72)
 
 
 def main() -> None:

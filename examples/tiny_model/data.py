@@ -16,6 +16,7 @@ PACKAGES = ("asyncio collections concurrent ctypes curses dbm distutils email en
             "idlelib importlib json logging multiprocessing re sqlite3 tkinter tomllib unittest "
             "urllib wsgiref xml xmlrpc zoneinfo").split()
 CHAT_SHARE = 0.2  # of the rows of a batch
+OPENINGS = ("def", "class", "import", "from", "@")  # tokens that begin a statement at the margin
 
 
 def library() -> Path:
@@ -80,29 +81,59 @@ def encode_files(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
 
 
 class Batches:
-    """Batch `step` is a function of (seed, step) alone, so that training can stop and resume."""
+    """Batch `step` is a function of (seed, step, length, copies) alone, so that training can stop
+    and resume."""
 
     def __init__(self, documents: list[np.ndarray], tokenizer: Tokenizer, seed: int) -> None:
         self.stream = np.concatenate(documents)
         self.starts = np.cumsum([0, *map(len, documents)])[:-1]
         self.tokenizer, self.seed = tokenizer, seed
+        vocabulary = tokenizer.get_vocab()
+        self.bos = vocabulary[BOS]
+        lines = [i for token, i in vocabulary.items() if token.endswith("Ċ")]  # a newline, encoded
+        words = [vocabulary[w] for w in OPENINGS if w in vocabulary]
+        self.openings = 1 + np.flatnonzero(np.isin(self.stream[:-1], lines)
+                                           & np.isin(self.stream[1:], words))
 
-    def __call__(self, step: int, rows: int, length: int) -> np.ndarray:
-        """Tokens [rows, length + 1]."""
+    def __call__(self, step: int, rows: int, length: int, copies: float = 0) -> np.ndarray:
+        """Tokens [rows, length + 1]; a share `copies` of the rows are snippets said twice."""
         rng = np.random.default_rng((self.seed, step))
-        return np.stack([self._row(rng, length + 1) for _ in range(rows)])
+        return np.stack([self._row(rng, length + 1, copies) for _ in range(rows)])
 
-    def _row(self, rng: np.random.Generator, length: int) -> np.ndarray:
-        if rng.random() < CHAT_SHARE:
+    def _row(self, rng: np.random.Generator, length: int, copies: float) -> np.ndarray:
+        kind, begin = rng.random(), rng.random()
+        if kind < copies:
+            return self._copies(rng, length)
+        if kind < copies + CHAT_SHARE:
             return self._chats(random.Random(int(rng.integers(2**62))), length)
-        if rng.random() < 0.25:  # a beginning, as every prompt has one
-            start = min(int(rng.choice(self.starts)), len(self.stream) - length)
-        else:
-            start = int(rng.integers(len(self.stream) - length))
-        return self.stream[start:start + length]
+        last = len(self.stream) - length
+        if begin < 0.15 and len(self.openings):  # a prompt may begin with any statement
+            start = min(int(rng.choice(self.openings)), last)
+            return np.concatenate(([self.bos], self.stream[start:start + length - 1]),
+                                  dtype=np.int32)
+        start = int(rng.choice(self.starts)) if begin < 0.25 else int(rng.integers(last))
+        return self.stream[min(start, last):][:length]
+
+    def _copies(self, rng: np.random.Generator, length: int) -> np.ndarray:
+        """Snippets, each said twice: they teach to look back and copy.
+
+        So little text holds too few repetitions for that to be learned from it alone. In half of
+        the snippets the tokens are shuffled: nothing but copying predicts the second time.
+        """
+        parts: list[np.ndarray] = []
+        while sum(map(len, parts)) < length:
+            size = int(2 ** rng.uniform(3, np.log2(length / 2)))
+            start = int(rng.integers(len(self.stream) - size))
+            snippet = self.stream[start:start + size]
+            parts += [rng.permutation(snippet) if rng.random() < 0.5 else snippet] * 2
+        return np.concatenate(parts)[:length]
 
     def _chats(self, rng: random.Random, length: int) -> np.ndarray:
+        """Chats one after another; in half of the rows the first is cut, so that short rows see
+        the ends of long chats too."""
         ids: list[int] = []
+        cut = rng.random() if rng.random() < 0.5 else 0.0
         while len(ids) < length:
             ids += encode(self.tokenizer, chat(rng.choice(KINDS), rng))
+            ids, cut = ids[int(cut * len(ids)):], 0.0
         return np.array(ids[:length], np.int32)

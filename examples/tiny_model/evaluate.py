@@ -84,6 +84,23 @@ def drafts(model: Model, documents: list[np.ndarray]) -> float:
     return 1 + float(torch.stack(accepted).mean())
 
 
+@torch.no_grad()
+def copying(model: Model, documents: list[np.ndarray], rows: int = 16) -> dict[str, float]:
+    """How often the likeliest token is right in the second copy of shuffled held-out tokens, by
+    the distance to the first copy. The first quarter of the copy, where it must be found, is left
+    out. Nothing but looking back can do this."""
+    stream, found = np.concatenate(documents), {}
+    for distance in (24, 96, 240):
+        rng = np.random.default_rng(distance)
+        starts = rng.integers(len(stream) - distance, size=rows)
+        snippets = np.stack([rng.permutation(stream[s:s + distance]) for s in starts])
+        ids = torch.from_numpy(np.tile(snippets, 2)).long()
+        h, _, _ = model(ids[:, :-1])
+        right = model.logits(h).argmax(-1) == ids[:, 1:]
+        found[str(distance)] = float(right[:, distance + distance // 4:].float().mean())
+    return found
+
+
 class HeldOut:
     """Held-out files as tokens, cut to `tokens`, and the bytes of what is predicted in them."""
 
@@ -127,7 +144,8 @@ def report(path: Path, files: int | None, tokens: int) -> dict[str, object]:
         "bits_per_byte": data.per_byte([bits(model, d) for d in data.documents]),
         "bits_per_byte_5gram": five_gram(data, tokenizer, model.cfg.vocab_size),
         "files": len(data.documents), "tokens": sum(map(len, data.documents)),
-        "without": ablations(model, data), "tokens_per_step": drafts(model, data.documents)}
+        "without": ablations(model, data), "copying": copying(model, data.documents),
+        "tokens_per_step": drafts(model, data.documents)}
     stages = model.draft.stages
     for i in range(len(stages)):
         model.draft.stages = torch.nn.ModuleList(s for j, s in enumerate(stages) if j != i)

@@ -2,9 +2,9 @@
 
     python examples/tiny_model/measure.py MODEL [--json FILE] [--only loss,chats]
 
-Parts: loss, agreement (of logits), ablations, drafts (real speculation), stages (of the draft),
-chats, sample. With --json the figures are merged into FILE, which `card.py` reads. Exit code 1:
-a figure misses its bound.
+Parts: loss, agreement (of logits), ablations, copying, drafts (real speculation), stages (of the
+draft), chats, sample. With --json the figures are merged into FILE, which `card.py` reads.
+Exit code 1: a figure misses its bound.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from agreement import agreement
 from data import encode_files, held_out, read_corpus
-from evaluate import SKIP, HeldOut, ablations, bits, drafts, five_gram
+from evaluate import SKIP, HeldOut, ablations, bits, copying, drafts, five_gram
 from load import load
 from model import Model
 from quant import Precision
@@ -92,6 +92,9 @@ class Measured:
     def ablations(self) -> Figures:
         return ablations(self.module, self.data)
 
+    def copying(self) -> Figures:
+        return copying(self.module, self.data.documents)
+
     def _texts(self) -> list[list[int]]:
         documents = encode_files(self.tokenizer, held_out(read_corpus(), half=1))
         return prompts(documents[:self.files], self.prompts)
@@ -151,12 +154,12 @@ class Asked:
         prompt, thinking = chats.prompt(kind, rng)
         rng.setstate(state)
         messages, options = chats.MAKERS[kind](rng)
-        options["thinking_mode"] = thinking
+        options["thinking_mode"] = True  # so that only answers stand behind </think>
         known = chats.render(messages[:2], options).split("</think>")[-1]
         return Asked(kind, prompt, thinking, known.split(EOS)[0])
 
 
-PARTS = ("loss", "agreement", "ablations", "drafts", "stages", "chats", "sample")
+PARTS = ("loss", "agreement", "ablations", "copying", "drafts", "stages", "chats", "sample")
 
 
 def checks(found: Figures) -> list[tuple[str, float, str, bool]]:

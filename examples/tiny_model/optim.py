@@ -9,6 +9,8 @@ from model import Block, Model
 from team import Team
 from torch import Tensor, nn
 
+SINK = 4.0  # near the log-sum of a window's scores at the start: lower ones would never matter
+TABLE_RATE = 5.0  # a table row is seen so seldom that it needs larger steps
 ADAM_NAMES = ("embed", "head", "hc_attn", "hc_ffn", "gate", "weights_proj", "confidence")
 
 
@@ -24,6 +26,8 @@ def initialise(model: Model, seed: int) -> None:
                 std = 1.0 if "embed" in name else gain / math.sqrt(p.shape[-1])
                 if not name.endswith(("q_weight", "k_weight")):
                     p.normal_(0, std, generator=generator)
+            elif name.endswith("attn_sink"):
+                p.fill_(SINK)
         for mix in (m for m in model.modules() if isinstance(m, HyperMix)):
             mix.fn.normal_(0, 1 / math.sqrt(mix.fn.shape[-1]), generator=generator)
             mix.scale.fill_(0.1)
@@ -45,7 +49,7 @@ class Optimizer:
     def __init__(self, named: list[tuple[str, nn.Parameter]], team: Team, muon_lr: float = 0.02,
                  adam_lr: float = 3e-3) -> None:
         shapes: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
-        self.rest = []
+        self.rest, self.tables = [], set()
         for name, p in named:
             if not p.requires_grad:
                 continue
@@ -53,6 +57,8 @@ class Optimizer:
                 shapes[tuple(p.shape[-2:])].append(p)
             else:
                 self.rest.append(p)
+                if name.endswith("engram.embed"):
+                    self.tables.add(id(p))
         self.team, self.muon_lr, self.adam_lr, self.steps = team, muon_lr, adam_lr, 0
         self.groups = list(shapes.values())
         self.state = {name: [torch.zeros_like(p).share_memory_() for p in chosen]
@@ -84,7 +90,8 @@ class Optimizer:
             mean.lerp_(g, 0.1)
             square.lerp_(g.square(), 0.02)
             size = (square / (1 - 0.98 ** self.steps)).sqrt_().add_(1e-10)
-            p.addcdiv_(mean, size, value=-scale * self.adam_lr / (1 - 0.9 ** self.steps))
+            rate = scale * self.adam_lr * (TABLE_RATE if id(p) in self.tables else 1)
+            p.addcdiv_(mean, size, value=-rate / (1 - 0.9 ** self.steps))
         team.zero()
         team.wait()  # all parameters are new
 

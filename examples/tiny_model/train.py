@@ -30,6 +30,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 INDEX_LOSS = 0.1  # the indexer's parameters get gradients from nothing else
+QUANTISE = 0.4  # progress from which the target's forward pass is quantised; before, it is faster
 
 
 @dataclass
@@ -38,12 +39,12 @@ class Plan:
     machine trains less but ends in time. A minute is one of processor time of the first process:
     on an idle machine the same as a minute of the clock."""
 
-    target_steps: int = 4000
-    target_minutes: float = 52
-    draft_steps: int = 1200
+    target_steps: int = 6000
+    target_minutes: float = 59
+    draft_steps: int = 2400
     draft_minutes: float = 14
-    tokens: int = 2048  # per step
-    lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.6, 512), (0.9, 1024))
+    tokens: int = 1024  # per step; one row per process if a row is longer
+    lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.3, 512), (0.9, 1024))
     files: int | None = None  # of the corpus; None: all
     save_seconds: float = 300
 
@@ -117,17 +118,18 @@ def learning_rate(progress: float) -> float:
 
 def train_stage(run: Run, name: str, model: Model, team: Team, parameters: list, steps: int,
                 minutes: float, batch: Callable[[int, float], Tensor],
-                loss_of: Callable[[Tensor, int], tuple[Tensor, dict[str, float]]]) -> None:
+                loss_of: Callable[[Tensor, int], tuple[Tensor, dict[str, float]]],
+                quantise: float = 0) -> None:
     """One stage, from where its saved state stands. Logs every 20 steps, saves every 5 minutes."""
     optimizer = Optimizer(parameters, team)
     team.join(team.rank)  # which parameters have gradients differs between the stages
     team.zero()
-    state = run.state.get(name, {"step": 0, "seconds": 0.0})
+    state = run.state.get(name, {"step": 0, "seconds": 0.0, "tokens": 0})
     if "optimizer" in state:
         optimizer.load_state_dict(state["optimizer"])
     if state.get("done"):
         return
-    step, seconds, sums, count = state["step"], state["seconds"], {}, 0
+    step, seconds, seen, sums, count = state["step"], state["seconds"], state["tokens"], {}, 0
     while True:
         begin = time.process_time()
         team.told[team.rank, 0] = seconds
@@ -135,6 +137,7 @@ def train_stage(run: Run, name: str, model: Model, team: Team, parameters: list,
         progress = max(step / steps, float(team.told[0, 0]) / 60 / minutes)
         if progress >= 1:
             break
+        model.precision.quantize = progress >= quantise
         tokens = batch(step * team.size + team.rank, progress)
         loss, values = loss_of(tokens, step)
         if not math.isfinite(float(loss.detach())):
@@ -142,22 +145,24 @@ def train_stage(run: Run, name: str, model: Model, team: Team, parameters: list,
         loss.backward()
         optimizer.step(learning_rate(progress))
         values["load"] = balance(model, team, 3e-3 * (1 - progress))
-        step, count = step + 1, count + 1
+        step, count, seen = step + 1, count + 1, seen + tokens[:, 1:].numel() * team.size
         for key, value in values.items():
             sums[key] = sums.get(key, 0.0) + value
         seconds += time.process_time() - begin
         if team.rank:  # the first process logs and saves
             continue
         if count == 20:
-            run.log(stage=name, step=step, minutes=seconds / 60, length=tokens.shape[1] - 1,
-                    rate=learning_rate(progress), **{k: v / count for k, v in sums.items()})
+            run.log(stage=name, step=step, minutes=seconds / 60, tokens=seen,
+                    length=tokens.shape[1] - 1, rate=learning_rate(progress),
+                    **{k: v / count for k, v in sums.items()})
             sums, count = {}, 0
         if time.monotonic() - run.saved > run.plan.save_seconds:
             run.save(model=model.state_dict(), **{name: {
-                "step": step, "seconds": seconds, "optimizer": optimizer.state_dict()}})
+                "step": step, "seconds": seconds, "tokens": seen,
+                "optimizer": optimizer.state_dict()}})
     if team.rank:
         return
-    run.log(stage=name, step=step, minutes=seconds / 60, done="yes")
+    run.log(stage=name, step=step, minutes=seconds / 60, tokens=seen, done="yes")
     run.save(model=model.state_dict(), **{name: {"step": step, "seconds": seconds, "done": True}})
 
 
@@ -171,13 +176,14 @@ def stages(run: Run, plan: Plan, model: Model, tokenizer: Tokenizer, texts: dict
     def batch(step: int, progress: float) -> Tensor:
         length = [n for start, n in plan.lengths if progress >= start][-1]
         rows = max(1, plan.tokens // length // team.size)
-        return torch.from_numpy(batches(step, rows, length)).long()
+        copies = 0.25 if progress < 0.3 else 0.05  # copying is learned early, then only kept
+        return torch.from_numpy(batches(step, rows, length, copies)).long()
 
     try:
         model.train()
         of_target = [(n, p) for n, p in model.named_parameters() if not n.startswith("draft.")]
         train_stage(run, "target", model, team, of_target, plan.target_steps, plan.target_minutes,
-                    batch, lambda tokens, step: target_loss(model, tokens))
+                    batch, lambda tokens, step: target_loss(model, tokens), quantise=QUANTISE)
         for _, p in of_target:
             p.requires_grad_(False)
         model.eval()  # the target is frozen and no longer balanced
@@ -207,7 +213,7 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--minutes", type=float, help="of both training stages; default 66")
+    parser.add_argument("--minutes", type=float, help="of both training stages; default 73")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -229,7 +235,7 @@ def main() -> None:
         process.join()
     model.precision.bf16 = model.precision.tiled = True  # as it will run
     temperatures, report = calibrate(model, *(
-        calibration_batches(plan, texts, tokenizer, args.seed, half, 2 if args.smoke else 24)
+        calibration_batches(plan, texts, tokenizer, args.seed, half, 2 if args.smoke else 32)
         for half in (0, 1)))
     run.log(stage="calibration", **report)
     size = export(model, tokenizer, args.out / "v41-tiny", temperatures)

@@ -12,6 +12,7 @@ import pytest
 
 from autotune import keys, search, space
 from autotune.building import Built
+from autotune.effort import Effort
 from autotune.keys import Machine, Policy
 from autotune.measure import Failure
 from autotune.space import Candidate, Problem, Sizes, Task
@@ -134,9 +135,9 @@ class Heard:
 
 
 def run_search(runner: FakeRunner, store: Any, session: str = "s", *,
-               effort: search.Effort | None = None, given: Task | None = None,
+               effort: Effort | None = None, given: Task | None = None,
                now: Callable[[], int] | None = None) -> search.Outcome:
-    return search.Search(given or task(), runner, store, session, effort or search.Effort(),
+    return search.Search(given or task(), runner, store, session, effort or Effort(),
                          tell=Heard(), check=lambda: None, now=now or Ticks()).run()
 
 

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from autotune.search import Effort
+from autotune.effort import Effort
 from autotune.session import Session, plan_json
 from autotune.store import Store
 from tests.autotune.fakes import FakeRunner, Heard, Ticks, landscape, task, use_space

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from autotune.effort import Effort
 from autotune.progress import Progress, duration, title
-from autotune.search import Effort
 from autotune.session import Session
 from tests.autotune.fakes import FakeRunner, Ticks, task, temporary, use_space
 

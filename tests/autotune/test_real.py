@@ -19,7 +19,7 @@ from deepinfer.codegen.schedules import read_entries
 from deepinfer.compiler import default_levels
 from deepinfer.targets.base import Schedule
 
-POLICY = Policy(warmup=1, repeats=4, seconds=0.05, cold_bytes=1 << 20)
+POLICY = Policy(warmup=1, seconds=0.05, cold_bytes=1 << 20)
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from autotune.effort import Effort
 from autotune.report import page, rows_of_report, text, totals
 from autotune.results import quarantine, results
-from autotune.search import Effort
 from autotune.svg import Plot
 from tests.autotune.fakes import (
     MACHINE,

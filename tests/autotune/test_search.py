@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from autotune.effort import Effort
 from autotune.measure import Failure
 from autotune.results import quarantine, results
-from autotune.search import GATE_ROWS, Effort
+from autotune.search import GATE_ROWS
 from deepinfer.targets.base import grid
 from tests.autotune.fakes import (
     MACHINE,
@@ -103,6 +106,24 @@ def test_another_source_is_measured_anew(tmp_path):
     first = run_search(FakeRunner(flat), store)
     got = run_search(FakeRunner(fast(3), source="edited"), store, "later", now=Ticks())
     assert got.reused == 0 and got.measured == first.measured and got.verdict.winner == 3
+
+
+def test_an_edit_in_the_middle_of_a_session_is_not_mixed_in(tmp_path):
+    """The same session goes on with another source: only what that one measured counts."""
+    store, now = temporary(tmp_path), Ticks()
+    run_search(FakeRunner(fast(3)), store, now=now)
+    got = run_search(FakeRunner(fast(8), source="edited"), store, now=now)
+    (result,) = results(store, MACHINE.id)
+    assert result.verdict().winner == got.verdict.winner == 8
+    assert result.times == got.times and result.sources[8] == "edited8"
+
+
+def test_a_failed_build_of_another_machine_is_tried_here(tmp_path):
+    store, slow = temporary(tmp_path), replace(MACHINE, cpu="slow")
+    late = {(7, "build"): Failure("timeout", "no answer within 180 s")}
+    run_search(FakeRunner(fast(7), failures=late, machine=slow), store)
+    got = run_search(FakeRunner(fast(7)), store, "here")
+    assert got.quarantined == {} and got.verdict.winner == 7
 
 
 def test_gates_come_before_any_clock(tmp_path):

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.effort import Effort
 from autotune.results import Result, results
-from autotune.search import Effort
 from autotune.shipping import file_text, propose, undo, write
 from autotune.stats import Timing
 from autotune.verify import verify

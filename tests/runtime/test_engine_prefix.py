@@ -62,6 +62,23 @@ def test_the_same_prompt_again(length, draft):
     assert engine.stats().hit_tokens == hit
 
 
+def test_a_snapshot_is_taken_only_while_the_rings_hold_the_window():
+    """A long chunk past a page end has overwritten what its snapshot would need."""
+    engine, _ = fake_engine(fake_program(page_size=16, max_model_len=128), max_model_len=128,
+                            max_num_batched_tokens=100, draft="off")
+    records = watch(engine)
+    name = engine.add_request([5] * 10, SamplingParams(max_tokens=70, **GREEDY))
+    for _ in range(50):
+        engine.step()
+    assert engine.preempt(name)
+    engine.prefix.clear()
+    for _ in range(2):
+        engine.step()
+        assert engine.preempt(name)
+    assert rows_of(records, name)[-2:] == [(0, 60), (0, 61)]  # 48 was passed by 12 rows
+    assert drain(engine)[name].token_ids == expected_tokens([5] * 10, 70)
+
+
 @pytest.mark.parametrize("tail", [1, 9, 60])
 def test_a_longer_prompt(tail):
     """Case D2: the next turn of a chat: prompt, output and new tokens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -94,6 +94,7 @@ class CpuDevice(StateAccess):
         self.num_threads = _thread_count(num_threads)
         self.poison = poison
         self.calls = 0  # native calls made; a test counts them
+        self.on_native: Callable[[], None] | None = None  # called right before a native call
         self._library = _open(program, self.isa)
         self._library.deepinfer_pool_create.restype = ctypes.c_void_p
         self._pool = self._start_threads()
@@ -192,6 +193,8 @@ class CpuDevice(StateAccess):
         step = _Step(table.ctypes.data, native.ctypes.data, self._scratch.ctypes.data,
                      self._stride, self._pool, watch.ctypes.data if watched else None)
         self.calls += 1
+        if self.on_native is not None:
+            self.on_native()
         ran = getattr(self._library, f"deepinfer_{phase_name}")(ctypes.byref(step))
         if ran != len(phase.launches):
             raise ProgramError(f"{ran} launches ran, expected {len(phase.launches)}",

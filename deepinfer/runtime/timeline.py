@@ -1,0 +1,44 @@
+"""A timeline of host and device work: how much of the one the other hides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+
+class Timeline:
+    """When the host and the device worked: to count how much host work is hidden.
+
+    Attributes:
+        spans: ("host" or "device", begin, end) in seconds of a monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, float, float]] = []
+
+    @contextmanager
+    def _span(self, kind: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spans.append((kind, begin, time.perf_counter()))
+
+    @staticmethod
+    def host(timeline: Timeline | None) -> AbstractContextManager[None]:
+        return nullcontext() if timeline is None else timeline._span("host")
+
+    @staticmethod
+    def device(timeline: Timeline | None) -> AbstractContextManager[None]:
+        return nullcontext() if timeline is None else timeline._span("device")
+
+    def hidden(self) -> float:
+        """The share of host time during which the device worked."""
+        device = [(b, e) for kind, b, e in self.spans if kind == "device"]
+        total = over = 0.0
+        for kind, begin, end in self.spans:
+            if kind == "host":
+                total += end - begin
+                over += sum(max(0.0, min(end, e) - max(begin, b)) for b, e in device)
+        return over / total if total else 0.0
