@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
 
     run = _command(commands, "run", "generate text from one prompt")
     run.add_argument("model", nargs="?", metavar="MODEL",
-                     help="checkpoint directory (default: a random tiny model, made on first use)")
+                     help="checkpoint directory (default: v41-tiny, which comes with the package)")
     prompt = run.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT")
     prompt.add_argument("--tokens", metavar="1,2,3|@FILE", help="token ids, or a JSON file of them")
