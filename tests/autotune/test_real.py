@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,7 +112,8 @@ def test_the_commands(quick, tmp_path, capsys):
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [e["event"] for e in events].count("verdict") == 1
     assert main(["tune", "tiny", *db, *few]) == 0
-    assert "(0 visits measured, 8 reused)" in capsys.readouterr().err
+    again = re.search(r"\((\d+) visits measured, (\d+) reused\)", capsys.readouterr().err)
+    assert again is not None and int(again[1]) == 0 and int(again[2]) >= 2
     assert main(["status", *db, "--json"]) == 0
     held = json.loads(capsys.readouterr().out)
     assert [r["state"] for r in held["runs"]] == ["done", "done"] and held["quarantined"] == {}
