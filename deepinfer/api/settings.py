@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from deepinfer.errors import RequestError
+from deepinfer.runtime.draft import check_width
+from deepinfer.runtime.replay import kept_tokens
 from deepinfer.runtime.values import is_int
 
 PrefixCacheMode = Literal["exact", "replay", "off"]
@@ -99,21 +101,10 @@ class EngineSettings:
         Raises:
             RequestError: draft_width, replay or keep_tokens does not fit it.
         """
-        if self.draft_width is not None and self.draft_width > drafts:
-            raise RequestError(
-                f"draft_width is {self.draft_width}, expected 0..{drafts}: the model makes "
-                f"{drafts} drafts a step", where="LLM", next="lower draft_width or leave it out")
-        if self.replay != "off" and not can_replay:
-            raise RequestError(f"replay is '{self.replay}', expected 'off': this model reads "
-                               "n-grams or taps on both sides of its cut", where="LLM",
-                               next="leave replay out")
+        check_width(self.draft_width, drafts)
         width = self.width(drafts)
-        need = window + width + 1
-        if self.replay != "off" and self.keep_tokens is not None and self.keep_tokens < need:
-            raise RequestError(
-                f"keep_tokens is {self.keep_tokens}, expected at least {need} (the window of "
-                f"{window}, {width} drafts and 1) with replay='{self.replay}'", where="LLM",
-                next="raise keep_tokens or set replay='off'")
+        kept_tokens(self.replay, self.keep_tokens, window=window, drafts=width,
+                    default=window + width + 1, can_replay=can_replay, where="LLM")
 
     def for_engine(self, drafts: int) -> dict[str, Any]:
         """The keyword arguments of Engine."""

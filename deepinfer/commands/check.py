@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.commands.output import Progress, emit, emit_json, say, table
-from deepinfer.errors import CheckpointError, RequestError
+from deepinfer.commands.run import check_checkpoint
+from deepinfer.errors import RequestError
 from deepinfer.program import Program
 
 
@@ -20,12 +20,7 @@ def run(args: argparse.Namespace) -> int:
     axes = [axis.name for axis in choose(args.axis)]
     check_numbers(args.requests, args.seed)
     model = Path(args.model)
-    if not model.is_dir():
-        raise CheckpointError(f"no checkpoint directory at '{model}'", where="MODEL",
-                              next="give a directory with config.json and weights; "
-                                   "`deepinfer make-model` writes a random one")
-    with CheckpointReader(model):
-        pass  # a damaged checkpoint is found before a minute goes into compiling
+    check_checkpoint(model)
     if args.certificate is not None and not Path(args.certificate).parent.is_dir():
         raise RequestError("its directory does not exist", next="make it first",
                            where=f"--certificate {args.certificate}")

@@ -30,12 +30,7 @@ def open_llm(args: argparse.Namespace, model: Path) -> Iterator[LLM]:
     Raises:
         CheckpointError: no weights there. Otherwise what ``LLM`` and ``compile`` raise.
     """
-    if not model.is_dir():
-        raise CheckpointError(f"no checkpoint directory at '{model}'", where="MODEL",
-                              next="give a directory with config.json and weights; "
-                                   "`deepinfer make-model` writes a random one")
-    with CheckpointReader(model):
-        pass  # a damaged checkpoint is found before a minute goes into compiling
+    check_checkpoint(model)
     from deepinfer.compiler import compile
     from deepinfer.llm import LLM
 
@@ -45,6 +40,20 @@ def open_llm(args: argparse.Namespace, model: Path) -> Iterator[LLM]:
             program = compile(model, report=progress)
     with LLM(model, program=program, num_threads=args.threads, progress=False) as llm:
         yield llm
+
+
+def check_checkpoint(model: Path) -> None:
+    """Find out that there is no good checkpoint before a minute goes into compiling.
+
+    Raises:
+        CheckpointError: nothing there, or something damaged.
+    """
+    if not model.is_dir():
+        raise CheckpointError(f"no checkpoint directory at '{model}'", where="MODEL",
+                              next="give a directory with config.json and weights; "
+                                   "`deepinfer make-model` writes a random one")
+    with CheckpointReader(model):
+        pass
 
 
 def check_threads(threads: int | None) -> None:

@@ -25,7 +25,7 @@ class Ahead:
     """A verify step that waits for its drafts.
 
     Args:
-        batch: rows with placeholders for drafts. inputs: of the phase.
+        batch: rows whose drafts are noise tokens until ``fill``. inputs: of the phase.
     """
 
     batch: list[Rows]

@@ -240,19 +240,16 @@ class AcceptStats:
         """One verification of ``drafted`` drafts, the first ``accepted`` of which were right."""
         assert 0 <= accepted <= drafted
         self.rounds += 1
-        self._widen(drafted)
+        missing = [0] * (drafted - len(self.drafted))
+        self.drafted += missing
+        self.accepted += missing
         for position in range(drafted):
             self.drafted[position] += 1
             self.accepted[position] += position < accepted
 
-    def merge(self, other: AcceptStats) -> None:
-        """Add another's counts to these."""
-        self.rounds += other.rounds
-        self._widen(len(other.drafted))
-        for position, (drafted, accepted) in enumerate(
-                zip(other.drafted, other.accepted, strict=True)):
-            self.drafted[position] += drafted
-            self.accepted[position] += accepted
+    def copy(self) -> AcceptStats:
+        """As they are now."""
+        return AcceptStats(self.rounds, list(self.drafted), list(self.accepted))
 
     @property
     def length(self) -> float:
@@ -263,8 +260,3 @@ class AcceptStats:
     def rates(self) -> list[float]:
         """The share of the drafts verified at each position that was accepted."""
         return [a / d for a, d in zip(self.accepted, self.drafted, strict=True)]
-
-    def _widen(self, width: int) -> None:
-        missing = [0] * (width - len(self.drafted))
-        self.drafted += missing
-        self.accepted += missing

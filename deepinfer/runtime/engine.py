@@ -23,6 +23,7 @@ from deepinfer.runtime.execute import Device, Executor, Masks, TargetStep
 from deepinfer.runtime.grammar_spec import GrammarLimits
 from deepinfer.runtime.pages import PagePool
 from deepinfer.runtime.prefix import Hit, PrefixCache
+from deepinfer.runtime.replay import kept_tokens
 from deepinfer.runtime.request import Request, RequestOutput, SamplingParams, check_prompt, is_int
 from deepinfer.runtime.scheduler import Scheduler
 from deepinfer.runtime.state import PARTS, StateSizes
@@ -35,7 +36,6 @@ from deepinfer.runtime.verdict import Drafter, Round, Verdicts, Verification
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
-REPLAYS = ("off", "mask", "compact")
 
 
 class Engine:
@@ -86,7 +86,10 @@ class Engine:
         curve = CostCurve.load(program, Machine.of(program, device))
         self.policy = WidthPolicy.of(self.facts, draft, draft_width, curve)
         self._drafts = self.policy.width > 0
-        self.replay, self._keep = replay, self._kept_tokens(replay, keep_tokens)
+        self.replay, self._keep = replay, kept_tokens(
+            replay, keep_tokens, window=int(self.facts["window"]), drafts=self.policy.width,
+            default=int(self.facts["replay_keep"]), can_replay=bool(self.facts["replay"]),
+            where="Engine")
         block = int(self.facts["block"])
         calibration = (1.0,) * block if model is None else load_calibration(model, block)
         self.executor = Executor(program, device, sizes.pages_per_seq, calibration)
@@ -120,24 +123,6 @@ class Engine:
         self._ahead: Ahead | None = None
         self._next_id = 0
         self._worker = ThreadPoolExecutor(1, "deepinfer-step") if overlap else None
-
-    def _kept_tokens(self, replay: str, keep: int | None) -> int:
-        """Positions of a prompt that the layers after the cut compute; 0: all."""
-        if replay not in REPLAYS:
-            raise RequestError(f"replay is {replay!r}, expected one of {', '.join(REPLAYS)}",
-                               where="Engine", next="choose one of them")
-        if replay == "off":
-            return 0
-        if not self.facts["replay"]:
-            raise RequestError(f"replay is '{replay}', expected 'off': this model reads n-grams or "
-                               "taps on both sides of its cut", where="Engine",
-                               next="leave replay out")
-        least = int(self.facts["window"]) + self.policy.width + 1
-        keep = int(self.facts["replay_keep"]) if keep is None else keep
-        if not is_int(keep) or keep < least:
-            raise RequestError(f"keep_tokens is {keep!r}, expected at least {least} (window + "
-                               "draft_width + 1)", where="Engine", next="raise keep_tokens")
-        return keep
 
     @property
     def fingerprint(self) -> str:
@@ -243,8 +228,7 @@ class Engine:
         try:
             with Timeline.host(self.timeline):
                 round_ = self.verdicts.judge(batch, step, self.steps, time.monotonic())
-                self._changed += [rows.request for rows in batch
-                                  if rows.request.made or rows.request.finished]
+                self._changed += round_.changed
                 first = self.structured.first_masks(round_.drafting, self.steps)
             draft = self.verdicts.draft(step, round_, first) if self._drafts else None
             if draft is None or not self.overlap:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from deepinfer.errors import DeepInferError
+from deepinfer.runtime.draft import AcceptStats
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -64,7 +65,7 @@ class RequestMetrics:
         arrival: seconds of the engine's monotonic clock when it was added.
         admitted: when it first ran; first_token, last_token: when those were committed.
         tokens: committed so far. steps: steps it had rows in.
-        drafted, accepted: by position in the draft block, drafts verified and drafts kept.
+        drafts: verified and accepted, by position in the draft block.
         cached_tokens: prompt tokens taken from the prefix cache. preemptions: how often it lost its
             state and was computed again.
     """
@@ -75,8 +76,7 @@ class RequestMetrics:
     last_token: float | None = None
     tokens: int = 0
     steps: int = 0
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    drafts: AcceptStats = field(default_factory=AcceptStats)
     cached_tokens: int = 0
     preemptions: int = 0
 
@@ -104,24 +104,15 @@ class RequestMetrics:
             self.last_token = now
             self.tokens += count
 
-    def add_drafts(self, verified: int, kept: int) -> None:
-        """Count one verified block: its first ``kept`` of ``verified`` drafts were accepted."""
-        longer = verified - len(self.drafted)
-        self.drafted += [0] * longer
-        self.accepted += [0] * longer
-        for k in range(verified):
-            self.drafted[k] += 1
-            self.accepted[k] += k < kept
-
     def copy(self) -> RequestMetrics:
         """As it is now."""
-        return replace(self, drafted=list(self.drafted), accepted=list(self.accepted))
+        return replace(self, drafts=self.drafts.copy())
 
     def to_json(self) -> dict[str, Any]:
         return {"queue_seconds": self.queue_seconds,
                 "first_token_seconds": self.first_token_seconds,
                 "inter_token_seconds": self.inter_token_seconds, "steps": self.steps,
-                "drafted": list(self.drafted), "accepted": list(self.accepted),
+                "drafted": list(self.drafts.drafted), "accepted": list(self.drafts.accepted),
                 "cached_tokens": self.cached_tokens, "preemptions": self.preemptions}
 
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from deepinfer.errors import RequestError
 from deepinfer.numerics.noise import stream
+from deepinfer.runtime.grammar_spec import KINDS
 from deepinfer.runtime.values import Frozen, brief, is_int, is_list, is_real, is_text, plain
 
 CacheClass = Literal["chat", "agent"]
 
 MAX_LOGPROBS = 20
 MAX_N = 1024
-_KINDS = ("json", "regex", "grammar", "choice")
 _F32_MAX = float(np.finfo(np.float32).max)
 _CHILD = 0x6E  # the purpose that keeps child seeds apart from the noise of tokens
 
@@ -228,8 +228,8 @@ def _bias(given: Any) -> Frozen[int, float]:
 def _structured(given: Any) -> Frozen[str, Any]:
     """One kind and its source: a text, or for "choice" a tuple of them; a schema becomes text."""
     kinds = [k for k in given if k != "after"] if isinstance(given, Mapping) else []
-    if len(kinds) != 1 or kinds[0] not in _KINDS:
-        raise _wrong("structured", given, f"a mapping with exactly one of {', '.join(_KINDS)}, and "
+    if len(kinds) != 1 or kinds[0] not in KINDS:
+        raise _wrong("structured", given, f"a mapping with exactly one of {', '.join(KINDS)}, and "
                                           "perhaps 'after'")
     kind, source = kinds[0], given[kinds[0]]
     if kind == "choice":

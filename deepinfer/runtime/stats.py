@@ -56,10 +56,9 @@ class EngineStats:
     def now(self, steps: int, running: int, unfinished: int, pool: PagePool,
             accepts: AcceptStats) -> EngineStats:
         """A copy with what the engine holds."""
-        copy = AcceptStats(accepts.rounds, list(accepts.drafted), list(accepts.accepted))
         return replace(self, steps=steps, running=running, unfinished=unfinished,
                        free_pages=pool.free_pages, cached_pages=pool.cached_pages,
-                       free_slots=pool.free_slots, accepts=copy)
+                       free_slots=pool.free_slots, accepts=accepts.copy())
 
 
 @dataclass(frozen=True, slots=True)

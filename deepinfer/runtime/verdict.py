@@ -32,12 +32,14 @@ class Round:
     Args:
         accepted: drafts that stood, by request that verified any. committed: rows whose tokens are
             final. drafting: requests that go on and want drafts.
+        changed: requests that got a token or ended.
         notes: (request, drafts verified, drafts accepted), to be counted when there is time.
     """
 
     accepted: dict[str, int] = field(default_factory=dict)
     committed: list[Committed] = field(default_factory=list)
     drafting: list[Request] = field(default_factory=list)
+    changed: list[Request] = field(default_factory=list)
     notes: list[tuple[Request, int, int]] = field(default_factory=list)
 
 
@@ -94,13 +96,15 @@ class Verdicts:
         tokens = step.sampled.tokens.tolist()
         for rows in batch:
             request, count, kept_from = rows.request, len(rows.sampled), rows.kept.start
-            final = rows.end
+            final, before = rows.end, len(request.tokens)
             if rows.forced:
                 self._commit_forced(rows, step.sampled, row, number, now)
             elif count:
                 kept = self._commit_run(rows, step, row, tokens[row:row + count], number, now,
                                         made)
                 final = rows.end - count + max(kept, 1)
+            if len(request.tokens) > before or request.finished:
+                made.changed.append(request)
             request.computed = final
             # The draft's rings need the last window of rows whose tokens are final.
             first = max(kept_from, final - self._window)
@@ -185,7 +189,7 @@ class Verdicts:
             request.metrics.steps += 1
             if verified:
                 self.accepts.add(verified, accepted)
-                request.metrics.add_drafts(verified, accepted)
+                request.metrics.drafts.add(verified, accepted)
         made.notes.clear()
 
     def forget(self, request: Request) -> None:

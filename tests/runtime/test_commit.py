@@ -222,12 +222,12 @@ def test_grammars():
 
 def test_fail_and_metrics():
     request, accepted = run(make(PROMPT, SamplingParams(max_tokens=6)), by_hash, [], 0)
-    request.metrics.add_drafts(3, 2)
-    request.metrics.add_drafts(1, 0)
+    request.metrics.drafts.add(3, 2)
+    request.metrics.drafts.add(1, 0)
     out = request.result()
     fail(request, RequestError("no"))
     assert request.finish_reason == "error" and out.finish_reason == "length"
-    assert out.metrics.drafted == [2, 1, 1] and out.metrics.accepted == [1, 1, 0]
+    assert out.metrics.drafts.drafted == [2, 1, 1] and out.metrics.drafts.accepted == [1, 1, 0]
     assert out.metrics.inter_token_seconds == 1 and out.metrics.first_token_seconds == 1
 
 

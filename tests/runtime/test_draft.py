@@ -237,13 +237,11 @@ def test_statistics_by_position():
         stats.add(drafted, accepted)
     assert (stats.rounds, stats.drafted, stats.accepted) == (4, [3, 2, 2], [2, 1, 1])
     assert stats.length == 1 + 4 / 4 and stats.rates == [2 / 3, 1 / 2, 1 / 2]
-    other = AcceptStats()
-    other.add(5, 2)
-    stats.merge(other)
+    before = stats.copy()
+    stats.add(5, 2)
     assert (stats.rounds, stats.drafted, stats.accepted) == (
         5, [4, 3, 3, 1, 1], [3, 2, 1, 0, 0])
-    other.merge(AcceptStats())
-    assert (other.rounds, other.drafted) == (1, [1] * 5)
+    assert (before.rounds, before.drafted) == (4, [3, 2, 2])
 
 
 # --- calibration

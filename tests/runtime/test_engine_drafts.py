@@ -55,7 +55,7 @@ def test_acceptance_of_any_length_from_any_position(program, width):
         for name, prompt in zip(names, prompts, strict=True):
             assert done[name].token_ids == expected_tokens(prompt, 14)
             assert [x.chosen for x in done[name].logprobs] == [-len(prompt) - k for k in range(14)]
-        assert done[plain].metrics.drafted == [] and done[plain].metrics.steps == 14
+        assert done[plain].metrics.drafts.drafted == [] and done[plain].metrics.steps == 14
         full = [(len(r.drafted[n]), r.accepted[n]) for r in records for n in r.drafted]
         assert all(a == min(accepted, d) for d, a in full) and bool(full) is (width > 0)
         if width:
@@ -119,7 +119,7 @@ def test_the_copy_drafter_is_always_right():
     assert stats.accepts.drafted == stats.accepts.accepted == [15] * 5
     assert (stats.verified, stats.accepted, stats.accepts.length) == (75, 75, 6)
     for out in done.values():
-        assert out.metrics.accepted == out.metrics.drafted == [5] * 5
+        assert out.metrics.drafts.accepted == out.metrics.drafts.drafted == [5] * 5
         assert out.token_ids == expected_tokens(out.prompt_token_ids, 31)
 
 
@@ -205,7 +205,7 @@ def test_penalties_count_what_they_should(program, params):
         out = drain(engine)[name]
         assert out.token_ids == expected
         if scripted is None:
-            assert sum(out.metrics.accepted) > 0  # the condition: verify rows with penalties
+            assert sum(out.metrics.drafts.accepted) > 0  # the condition: verify rows with penalties
 
 
 def _at(tokens: list[int], history: History) -> int:

@@ -63,12 +63,12 @@ def test_mixed_requests(alone, settings):
                                  **{"snapshot_interval": 2, **settings})
     with_fake_grammars(engine)
     records = watch(engine)
-    todo, names, done, aborted = list(range(64)), {}, {}, set()
-    rng.shuffle(todo)
-    while todo or engine.has_unfinished():
-        for number in todo[:rng.randrange(4)]:
+    unsent, names, done, aborted = list(range(64)), {}, {}, set()
+    rng.shuffle(unsent)
+    while unsent or engine.has_unfinished():
+        for number in unsent[:rng.randrange(4)]:
             names[number] = engine.add_request(*request_of(number))
-            todo.remove(number)
+            unsent.remove(number)
         if rng.random() < 0.1:
             engine.preempt(rng.choice(list(names.values()) or ["none"]))
         if len(aborted) < 5 and rng.random() < 0.2 and names:

@@ -182,3 +182,21 @@ def test_the_oracle_is_no_constant():
         (lambda made: allowed_at(1, made)) if k == 3 else None))) for k in range(len(KINDS))]
     assert len(set(outputs)) == len(KINDS) and by_hash((1, 2)) != by_hash((2, 1))
     assert expected_tokens(PROMPT, 5) != expected_tokens([4, *PROMPT[1:]], 5)
+
+
+def test_a_request_that_is_computed_again_says_nothing_new_meanwhile():
+    """Chunks computed again are no outputs: a stream gets each token once."""
+    engine, _ = fake_engine(PROGRAM, max_model_len=128, prefill_chunk=8, prefix_cache="off",
+                            max_num_batched_tokens=40, draft="off", overlap=False)
+    name = engine.add_request(PROMPT, SamplingParams(max_tokens=6, **GREEDY))
+    shown: list[int] = []
+    again = 0
+    while engine.has_unfinished():
+        before = engine.steps
+        outputs = engine.step()
+        shown += [len(out.token_ids) for out in outputs]
+        again += engine.steps > before and bool(shown) and not outputs
+        if shown == [1, 2, 3]:
+            assert engine.preempt(name)
+            shown.append(0)  # once
+    assert [n for n in shown if n] == [1, 2, 3, 4, 5, 6] and again == len(PROMPT) // 8

@@ -142,7 +142,7 @@ def test_settings(program):
     for keep, given, least in [(13, {}, 14), (11, {"draft_width": 3}, 12), (8, {"draft": "off"}, 9),
                                (True, {}, 14), (20.5, {}, 14)]:
         with pytest.raises(RequestError, match=rf"keep_tokens is {keep}, expected at least {least}"
-                                               r" \(window \+ draft_width \+ 1\)"):
+                                               r" \(the window of 8, \d drafts and 1\)"):
             fake_engine(program, replay="mask", keep_tokens=keep, **given)
     engine, _ = fake_engine(program, replay="mask", keep_tokens=9, draft="off")
     assert engine.scheduler.keep_tokens == 9

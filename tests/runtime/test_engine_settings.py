@@ -128,7 +128,7 @@ def test_an_engine_that_refuses_leaves_no_device(tiny, compiled):
     ({"snapshot_interval": 0}, "snapshot_interval is 0, expected an int >= 1"),
     ({"keep_tokens": 1.5}, "keep_tokens is 1.5, expected an int >= 1"),
     ({"draft_width": -1}, "draft_width is -1, expected an int >= 0"),
-    ({"draft_width": 6}, "draft_width is 6, expected 0..5: the model makes 5 drafts a step"),
+    ({"draft_width": 6}, "draft_width is 6, expected an int in 0..5: the model drafts 5 at once"),
     ({"page_size": 3}, "page_size is 3, expected an even number"),
     ({"page_size": "8"}, "page_size is '8', expected an int >= 1"),
     ({"cache_dir": 5}, "cache_dir is 5, expected a directory"),
@@ -161,7 +161,7 @@ def test_a_model_without_draft_stages_drafts_nothing():
     assert [settings.for_engine(n)["draft"] for n in (0, 5)] == ["off", "adaptive"]
     assert settings.width(0) == 0 and settings.snapshot_parts(0) == ("encoder", "decoder")
     settings.check_model(window=8, drafts=0)
-    with pytest.raises(RequestError, match="draft_width is 1, expected 0..0"):
+    with pytest.raises(RequestError, match="draft_width is 1, expected an int in 0..0"):
         EngineSettings(draft_width=1).check_model(window=8, drafts=0)
 
 

@@ -271,8 +271,9 @@ def test_metrics():
     m.add_tokens(3, 5.0)
     assert (m.queue_seconds, m.first_token_seconds, m.inter_token_seconds) == (0.5, 2.0, 0.5)
     copied = m.copy()
-    m.add_drafts(2, 1)
-    assert copied.drafted == [] and m.to_json()["drafted"] == [1, 1] and m.accepted == [1, 0]
+    m.drafts.add(2, 1)
+    assert copied.drafts.drafted == [] and m.to_json()["drafted"] == [1, 1]
+    assert m.drafts.accepted == [1, 0]
 
 
 def test_several_completions():
