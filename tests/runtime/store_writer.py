@@ -1,12 +1,15 @@
 """Entries of the tests of the store, and a process that starts writers of them.
 
 Fork is fast, imports are not: the writers are forks of one process that knows all it needs. It is
-told ``start|PATH|FIRST|COUNT`` and ``wait|PID``; writers print a line before each entry.
+told ``start|PATH|FIRST|COUNT`` and ``wait|PID``; writers print a line before each entry. With
+``|CALL|AFTER`` a writer kills itself where it would make its AFTER-th call of ``os.CALL``: a moment
+inside a write, whatever the machine's speed.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -47,6 +50,19 @@ def say(what: str, number: int) -> None:
     os.write(1, f"{what} {number}\n".encode())
 
 
+def die_at(call: str, after: int) -> None:
+    """Replace ``os.<call>`` by one that is never reached for the ``after``-th time."""
+    real, left = getattr(os, call), [after]
+
+    def counted(*args: object, **given: object) -> object:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **given)
+
+    setattr(os, call, counted)
+
+
 def main() -> None:
     for line in iter(sys.stdin.readline, ""):
         what, *words = line.strip().split("|")
@@ -54,6 +70,8 @@ def main() -> None:
             say("ended", os.waitpid(int(words[0]), 0)[1])
         elif os.fork() == 0:
             say("pid", os.getpid())
+            if words[3:]:
+                die_at(words[3], int(words[4]))
             store = open_store(words[0])
             for i in range(int(words[1]), int(words[1]) + int(words[2])):
                 say("entry", i)
