@@ -24,6 +24,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class ValueInfo:
         return shape if self.dtype != "e2m1" else (*shape[:-1], shape[-1] // 2)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Phase:
     """One entry point: its values in the order of the pointer table, sizes, and buffers.
 
@@ -81,10 +82,19 @@ class Phase:
     scratch_bytes: int
     launches: tuple[tuple[str, str, str], ...]
 
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Where each value lies in the pointer table."""
+        return {v.name: i for i, v in enumerate(self.values)}
+
+    @cached_property
+    def inputs(self) -> Mapping[str, ValueInfo]:
+        """What a step hands in, by name, in the order of the pointer table."""
+        return {v.name: v for v in self.values if v.kind == "input"}
+
     def value(self, name: str) -> ValueInfo:
-        for v in self.values:
-            if v.name == name:
-                return v
+        if name in self.index:
+            return self.values[self.index[name]]
         raise ProgramError(f"phase '{self.name}' has no value '{name}'",
                            where="Program", next="list them with `deepinfer inspect program`")
 

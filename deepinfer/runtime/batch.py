@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Literal
 
@@ -139,13 +140,12 @@ def build_inputs(phase: Phase, batch: Sequence[Rows], facts: Mapping[str, Any], 
 
 
 def _declared(phase: Phase, made: Mapping[str, Array]) -> dict[str, Array]:
-    declared = [v.name for v in phase.values if v.kind == "input"]
-    unknown = [name for name in declared if name not in made]
+    unknown = [name for name in phase.inputs if name not in made]
     if unknown:
         raise ProgramError(f"phase '{phase.name}' declares inputs {unknown}, expected some of "
                            f"{sorted(made)}", where="build_inputs",
                            next="use the runtime of the version that compiled the Program")
-    return {name: made[name] for name in declared}
+    return {name: made[name] for name in phase.inputs}
 
 
 def _page_table(batch: Sequence[Rows], width: int) -> Array:
@@ -204,14 +204,14 @@ class Committed:
 
 def build_draft_inputs(phase: Phase, committed: Sequence[Committed], hidden: Array,
                        drafting: Sequence[Request], facts: Mapping[str, Any], *,
-                       calibration: Sequence[float], masks: Mapping[int, Array] | None = None
+                       calibration: Array, masks: Mapping[int, Array] | None = None
                        ) -> dict[str, Array]:
     """The inputs of one draft step.
 
     Args:
         committed: context rows by request. hidden: bf16[K, taps*d] of the target step.
         drafting: requests that get a block; each has an anchor, its last token.
-        facts: of the Program's manifest. calibration: temperatures, one a row of a block.
+        facts: of the Program's manifest. calibration: temperatures, f32[block].
         masks: allowed first tokens by index into ``drafting``.
 
     Returns:
@@ -219,28 +219,36 @@ def build_draft_inputs(phase: Phase, committed: Sequence[Committed], hidden: Arr
         block_request i32[D*block]; block_spans i32[D,4]; anchor i32[D]; calibration f32[block];
         ``draft_sampling_inputs``.
     """
-    # Lists, not arrays: a step has a few rows a request, and this is between two native calls.
-    block, noise = int(facts["block"]), [int(facts["noise_token"])]
+    # This is between two native calls: few arrays, and no look at anything that is not warm.
+    block, noise = int(facts["block"]), int(facts["noise_token"])
     positions = [p for c in committed for p in range(c.start, c.end)]
     rows = [c.row + k for c in committed for k in range(c.end - c.start)]
     spans, first = [], 0
     for c in committed:
         spans.append((c.request.slot, first, first := first + c.end - c.start, 0))
-    tail = noise * (block - 1)
+    anchors = np.array([r.tokens[-1] for r in drafting], np.int32)
+    last = np.array([len(r.tokens) for r in drafting], np.int32) - 1
+    tokens = np.full((len(drafting), block), noise, np.int32)
+    tokens[:, 0] = anchors
     made = {
         "hidden": hidden[rows], "positions": np.array(positions, np.int32),
         "request": np.array([i for i, c in enumerate(committed)
                              for _ in range(c.end - c.start)], np.int32),
         "spans": np.array(spans, np.int32).reshape(-1, 4),
-        "block_tokens": np.array([t for r in drafting for t in (r.tokens[-1], *tail)], np.int32),
-        "block_positions": np.array([p for r in drafting for p in range(
-            len(r.tokens) - 1, len(r.tokens) - 1 + block)], np.int32),
-        "block_request": np.repeat(np.arange(len(drafting), dtype=np.int32), block),
-        "block_spans": np.array([(r.slot, i * block, (i + 1) * block, 0)
-                                 for i, r in enumerate(drafting)], np.int32).reshape(-1, 4),
-        "is_image": np.zeros(len(drafting) * block, np.uint8),
-        "anchor": np.array([r.tokens[-1] for r in drafting], np.int32),
-        "calibration": np.array(calibration, np.float32),
+        "block_tokens": tokens.reshape(-1), "anchor": anchors,
+        "block_positions": (last[:, None] + np.arange(block, dtype=np.int32)).reshape(-1),
+        **_blocks(tuple(r.slot for r in drafting), block), "calibration": calibration,
         **draft_sampling_inputs(drafting, block, masks or {}, int(facts["vocab_size"])),
     }
     return _declared(phase, made)
+
+
+@lru_cache(maxsize=64)
+def _blocks(slots: tuple[int, ...], block: int) -> dict[str, Array]:
+    """What does not change while the same requests draft."""
+    count = len(slots)
+    firsts = np.arange(count, dtype=np.int32) * np.int32(block)
+    return {"block_request": np.repeat(np.arange(count, dtype=np.int32), block),
+            "block_spans": np.stack([np.array(slots, np.int32), firsts, firsts + np.int32(block),
+                                     np.zeros(count, np.int32)], axis=1),
+            "is_image": np.zeros(count * block, np.uint8)}

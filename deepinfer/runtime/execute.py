@@ -80,7 +80,7 @@ class Executor:
                  calibration: Sequence[float]) -> None:
         self.program, self.device, self.pages_per_seq = program, device, pages_per_seq
         self.facts: Mapping[str, Any] = program.manifest["facts"]
-        self.calibration = tuple(calibration)
+        self.calibration = np.array(calibration, np.float32)
         self.timeline: Timeline | None = None
 
     def phase_for(self, batch: Sequence[Rows]) -> str:

@@ -138,7 +138,7 @@ def sampling_inputs(rows: Sequence[SampleRow], vocab_size: int, width: int) -> d
         if mask is None and sampling.masks.any:
             mask = sampling.masks.at(row.position - row.request.prompt_len)
         stack.add(mask)
-    made = _by_request(samplings)
+    made = _by_request(tuple(samplings))
     spread = np.array(index, np.int64)
     made = {name: values if name in _SHARED else values[spread] for name, values in made.items()}
     return {
@@ -165,31 +165,35 @@ def draft_sampling_inputs(drafting: Sequence[SampledRequest], block: int,
         i32[D] for each k below ``block``, and neither recent (the phase knows its drafts) nor
         forced.
     """
-    made = dict(_by_request([request.sampling for request in drafting]))
-    firsts = np.array([len(request.tokens) for request in drafting], np.int32)
-    outputs = [len(request.tokens) - request.prompt_len for request in drafting]
+    samplings = tuple(request.sampling for request in drafting)
+    lengths = np.array([len(request.tokens) for request in drafting], np.int32)
+    positions = lengths + np.arange(block, dtype=np.int32)[:, None]
+    made = {f"sample_position.{k}": positions[k] for k in range(block)}
+    if not masks and not any(s.masks.any for s in samplings):
+        return made | _by_request(samplings) | _unmasked(len(drafting), block, vocab_size)
     stack = _Stack()
-    if not masks and not any(request.sampling.masks.any for request in drafting):
-        none = np.full(len(drafting), -1, np.int32)
-        for k in range(block):
-            made |= {f"sample_position.{k}": firsts + np.int32(k), f"mask_row.{k}": none}
-        return {**made, "masks": stack.masks(vocab_size)}
+    outputs = [len(request.tokens) - request.prompt_len for request in drafting]
     for k in range(block):
         own = [request.sampling.masks.at(count + k)
                for request, count in zip(drafting, outputs, strict=True)]
         if k == 0:
             own = [masks.get(i, mask) for i, mask in enumerate(own)]
-        made[f"sample_position.{k}"] = firsts + np.int32(k)
         for mask in own:
             stack.add(mask)
         made[f"mask_row.{k}"] = stack.rows()
-    return {**made, "masks": stack.masks(vocab_size)}
+    return made | _by_request(samplings) | {"masks": stack.masks(vocab_size)}
 
 
-def _by_request(samplings: Sequence[Sampling]) -> dict[str, Array]:
+@lru_cache(maxsize=64)
+def _unmasked(requests: int, block: int, vocab_size: int) -> dict[str, Array]:
+    """No draft has a mask."""
+    none = np.full(requests, -1, np.int32)
+    return {f"mask_row.{k}": none for k in range(block)} | {"masks": _Stack().masks(vocab_size)}
+
+
+def _by_request(samplings: tuple[Sampling, ...]) -> dict[str, Array]:
     """What depends on the request alone, and the entries of all of them, each once."""
-    known = tuple(samplings)
-    return _unchanging(known) if all(s.counts is None for s in known) else _made(known)
+    return (_unchanging if all(s.counts is None for s in samplings) else _made)(samplings)
 
 
 @lru_cache(maxsize=64)

@@ -135,7 +135,7 @@ def test_a_draft_step(program):
     got = build_draft_inputs(
         program.phases["draft"], [Committed(b, 0, 2, 1), Committed(c, 0, 1, 4),
                                   Committed(a, 1, 2, 8)],
-        hidden, [b, a], facts, calibration=[1, 0.5, 2, 1, 1], masks={1: mask})
+        hidden, [b, a], facts, calibration=np.array([1, 0.5, 2, 1, 1], np.float32), masks={1: mask})
     block, noise = facts["block"], facts["noise_token"]
     expected = {
         "hidden": hidden[[1, 2, 4, 8]].tolist(), "positions": [0, 1, 0, 1],

@@ -176,9 +176,8 @@ class CpuDevice(StateAccess):
         phase = self.program.phases[phase_name]
         sizes = self._bind(phase, inputs)
         table = self._base[phase_name].copy()
-        for i, v in enumerate(phase.values):
-            if v.kind == "input":
-                table[i] = self._check(inputs.get(v.name), v, sizes).ctypes.data
+        for name, v in phase.inputs.items():
+            table[phase.index[name]] = self._check(inputs.get(name), v, sizes).ctypes.data
         watch, watched = np.zeros(len(phase.values), np.uint64), {}
         for name in trace:
             v = phase.value(name)
@@ -186,7 +185,7 @@ class CpuDevice(StateAccess):
                 raise ProgramError(f"{v.kind} '{name}' cannot be traced, only what nodes make",
                                    where=f"phase {phase_name}", next="trace a temp")
             watched[name] = np.empty(v.storage(sizes), NUMPY[v.dtype])
-            watch[phase.values.index(v)] = watched[name].ctypes.data
+            watch[phase.index[name]] = watched[name].ctypes.data
         native = np.array([sizes[s] for s, _ in phase.sizes], np.int32)
         if self.poison:
             self._arena[...] = POISON
@@ -204,12 +203,13 @@ class CpuDevice(StateAccess):
     def _bind(self, phase: Phase, inputs: Mapping[str, Array]) -> dict[str, int]:
         """Sizes of this step, from the inputs' shapes; each must be within its maximum."""
         sizes = dict(self.sizes)
-        for v in phase.values:
-            if v.kind != "input" or v.name not in inputs:
+        for name, v in phase.inputs.items():
+            if name not in inputs:
                 continue
+            given = inputs[name].shape
             for axis, d in enumerate(v.shape):
-                if isinstance(d, tuple) and inputs[v.name].ndim > axis:
-                    sizes.setdefault(d[0], inputs[v.name].shape[axis] // d[1])
+                if isinstance(d, tuple) and len(given) > axis:
+                    sizes.setdefault(d[0], given[axis] // d[1])
         for name, largest in phase.sizes:
             if not 0 <= sizes.get(name, -1) <= largest:
                 raise ProgramError(f"size {name} is {sizes.get(name)}, expected 0..{largest}",
