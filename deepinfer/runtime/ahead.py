@@ -49,10 +49,12 @@ class Ahead:
 
     def fill(self) -> list[Rows] | None:
         """Put the requests' drafts in; None if one has too few after all."""
-        batch = [Rows(r.request, r.start, r.end, "all", tuple(r.request.drafts[:len(r.drafts)]))
-                 for r in self.batch]
-        if any(len(a.drafts) < len(b.drafts) for a, b in zip(batch, self.batch, strict=True)):
-            return None
+        batch = self.batch
+        for rows in batch:
+            width = len(rows.drafts)
+            rows.drafts = tuple(rows.request.drafts[:width])
+            if len(rows.drafts) < width:
+                return None
         tokens, width = self.inputs["tokens"], len(batch[0].drafts)
         if any(len(rows.drafts) != width for rows in batch):
             lookback = self.inputs.get("lookback")

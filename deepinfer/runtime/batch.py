@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 BLOCKED = -1  # a lookback before the request's first token
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """Contiguous rows of one request in one step.
 
@@ -28,6 +28,10 @@ class Rows:
         sample: after which rows a token is chosen: none, the last, or all.
         drafts: tokens of the last rows, proposed and not yet accepted.
         forced: the chosen token is the known one: prompt logprobs.
+
+    Attributes:
+        sampled: positions after which a token is chosen.
+        kept: positions whose rows go on past the replay cut.
     """
 
     request: Request
@@ -36,20 +40,16 @@ class Rows:
     sample: Literal["none", "last", "all"] = "none"
     drafts: tuple[int, ...] = ()
     forced: bool = False
+    sampled: range = field(init=False)
+    kept: range = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = {"none": self.end, "last": self.end - 1, "all": self.start}[self.sample]
+        self.sampled = range(first, self.end)
+        self.kept = range(min(self.end, max(self.start, self.request.keep_from)), self.end)
 
     def __len__(self) -> int:
         return self.end - self.start
-
-    @property
-    def sampled(self) -> range:
-        """Positions after which a token is chosen."""
-        first = {"none": self.end, "last": self.end - 1, "all": self.start}[self.sample]
-        return range(first, self.end)
-
-    @property
-    def kept(self) -> range:
-        """Positions whose rows go on past the replay cut."""
-        return range(min(self.end, max(self.start, self.request.keep_from)), self.end)
 
     def tokens(self, start: int) -> list[int]:
         """Tokens at positions start .. end - 1, the drafts last."""
@@ -188,8 +188,7 @@ def _sample_rows(batch: Sequence[Rows], masks: Mapping[tuple[str, int], Array]
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """Rows whose tokens are final: what the draft's context is made of.
 
     Args:
