@@ -59,8 +59,7 @@ def survival(confidences: Sequence[float], drafts: Sequence[int] = (), eos: Coll
 
 
 def adaptive_widths(newest: Sequence[Sequence[float]], older: Sequence[Sequence[float] | None],
-                    width: int | Sequence[int], curve: CostCurve, reserve: int = 0,
-                    limit: int | None = None) -> list[int]:
+                    width: int | Sequence[int], curve: CostCurve, reserve: int = 0) -> list[int]:
     """How many of its drafts each request verifies, for the most tokens per time.
 
     The number of drafts in all is the K with the largest (R + a_1 + ... + a_K) / cost(reserve + R +
@@ -74,7 +73,6 @@ def adaptive_widths(newest: Sequence[Sequence[float]], older: Sequence[Sequence[
         older: the same of two rounds ago; what is missing counts as 1.
         width: drafts a request may verify at most: one number, or one for each.
         curve: cost of a step. reserve: rows of the step besides these requests'.
-        limit: drafts in all at most, None: no limit.
 
     Returns:
         A width for each request, 0 and up; its anchor row is verified in any case.
@@ -88,7 +86,7 @@ def adaptive_widths(newest: Sequence[Sequence[float]], older: Sequence[Sequence[
         past = tuple(before or ())[:count]
         fresh.append(tuple(rates)[:count])
         known.append(past + (1.0,) * (count - len(past)))
-    budget = _budget([rate for rate, _, _ in _ranked(known)], len(newest), curve, reserve, limit,
+    budget = _budget([rate for rate, _, _ in _ranked(known)], len(newest), curve, reserve,
                      sum(most > 0 for most in widths))
     return _take(_ranked(fresh)[:budget], len(newest))
 
@@ -101,12 +99,11 @@ def _ranked(rates: Sequence[Survival]) -> list[tuple[float, int, int]]:
 
 
 def _budget(rates: Sequence[float], requests: int, curve: CostCurve, reserve: int,
-            limit: int | None, drafting: int) -> int:
+            drafting: int) -> int:
     """The best number of drafts; ``drafting`` requests pay for a block whatever it is."""
-    most = len(rates) if limit is None else max(0, min(limit, len(rates)))
     best, tokens = 0, float(requests)
     highest = tokens / curve.cost(max(1, reserve + requests), drafting)
-    for count in range(1, most + 1):
+    for count in range(1, len(rates) + 1):
         tokens += rates[count - 1]
         speed = tokens / curve.cost(reserve + requests + count, drafting)
         if speed > highest:
@@ -187,23 +184,21 @@ class WidthPolicy:
         """A request is gone, or its drafts are."""
         self._rounds.pop(request_id, None)
 
-    def widths(self, requests: Sequence[tuple[str, int]], reserve: int = 0,
-               limit: int | None = None) -> list[int]:
+    def widths(self, requests: Sequence[tuple[str, int]], reserve: int = 0) -> list[int]:
         """The drafts of its newest round that each request verifies.
 
         Args:
             requests: (id, most drafts it may verify) in order of admission. The most is at most
                 ``width_of`` it and the drafts it has, and less near the end of a request.
-            reserve, limit: as of ``adaptive_widths``.
+            reserve: as of ``adaptive_widths``.
         """
         most = [max(0, width) for _, width in requests]
         if self.mode != "adaptive":
-            chosen = _ranked([(1.0,) * width for width in most]) if limit is not None else []
-            return most if limit is None else _take(chosen[:max(0, limit)], len(requests))
+            return most
         rounds = [tuple(self._rounds.get(request_id, ())) for request_id, _ in requests]
         newest: list[Survival] = [each[-1] if each else () for each in rounds]
         older = [each[0] if len(each) == 3 else None for each in rounds]
-        return adaptive_widths(newest, older, most, self.curve, reserve, limit)
+        return adaptive_widths(newest, older, most, self.curve, reserve)
 
 
 def check_width(width: int | None, block: int) -> int:

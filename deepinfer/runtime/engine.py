@@ -283,7 +283,7 @@ class Engine:
                 self._forget(request)
             else:
                 self.scheduler.add(request)
-        self.verdicts.assign_widths(self.scheduler.running)
+        self.verdicts.assign_widths(self.scheduler.running, self.scheduler.prefill_rows)
         batch = self.scheduler.schedule()
         batch, masks, failed = self.structured.mask(batch, self.steps + 1)
         for request in failed:

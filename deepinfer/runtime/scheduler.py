@@ -94,6 +94,12 @@ class Scheduler:
         """Those that hold state, by arrival."""
         return self._running
 
+    @property
+    def prefill_rows(self) -> int:
+        """Rows that the running requests which do not decode yet will take of the next step."""
+        rows = sum(len(self._next_rows(r)) for r in self._running if not r.decoding)
+        return min(rows, self.max_num_batched_tokens)
+
     def add(self, request: Request) -> None:
         """Queue a request.
 

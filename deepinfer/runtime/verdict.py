@@ -62,11 +62,15 @@ class Verdicts:
         self._values: Mapping[str, str] = executor.facts["values"]
         self._draft_logits: dict[str, Array] = {}  # what drafts were sampled from, for rejection
 
-    def assign_widths(self, running: Sequence[Request]) -> None:
-        """How many of its drafts each decoding request verifies in the coming step."""
+    def assign_widths(self, running: Sequence[Request], reserve: int = 0) -> None:
+        """How many of its drafts each decoding request verifies in the coming step.
+
+        Args:
+            reserve: rows of the step that are no drafts' and no anchors'.
+        """
         decoding = [r for r in running if r.decoding]
         most = [(r.request_id, min(self.width(r), len(r.drafts))) for r in decoding]
-        for request, width in zip(decoding, self.policy.widths(most), strict=True):
+        for request, width in zip(decoding, self.policy.widths(most, reserve), strict=True):
             request.width = width
 
     def width(self, request: Request) -> int:

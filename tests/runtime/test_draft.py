@@ -97,7 +97,8 @@ def test_there_is_no_early_stop():
 
 def test_ties_go_to_the_earlier_position_then_to_the_earlier_request():
     newest = [(0.5, 0.5), (0.5, 0.5), (0.5,)]
-    assert [adaptive_widths(newest, [None] * 3, 2, FLAT, limit=k) for k in range(6)] == [
+    only = [CostCurve(((3 + k, 1.0), (4 + k, 1e9))) for k in range(6)]  # k drafts come for nothing
+    assert [adaptive_widths(newest, [None] * 3, 2, curve) for curve in only] == [
         [0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1], [2, 2, 1]]
     curve = CostCurve(((1, 1.0), (2, 2.0)))
     assert adaptive_widths([(1.0,)], [None], 1, curve) == [0]  # 2 for 2 is no better than 1 for 1
@@ -106,7 +107,7 @@ def test_ties_go_to_the_earlier_position_then_to_the_earlier_request():
 def test_hopeless_drafts_are_dropped_and_widths_are_bounds():
     assert adaptive_widths([(LEAST, LEAST / 2)], [None], 2, FLAT) == [1]
     assert adaptive_widths([(1.0,) * 5] * 3, [None] * 3, [5, 2, 0], FLAT) == [5, 2, 0]
-    assert adaptive_widths([(1.0,) * 5], [(1.0,) * 9], 3, FLAT, limit=-4) == [0]
+    assert adaptive_widths([(1.0,) * 5], [(1.0,) * 9], 3, FLAT) == [3]
 
 
 def test_rows_of_others_are_paid_anyway_and_make_drafts_cheap_in_comparison():
@@ -190,13 +191,10 @@ def test_rings_must_hold_what_the_width_overwrites():
     assert WidthPolicy.of(facts, "off").width == 0
 
 
-def test_fixed_takes_all_and_shares_a_limit_by_position():
+def test_fixed_takes_all():
     policy = WidthPolicy("fixed", block=3)
-    asked = [("a", 3), ("b", 2), ("new", 0)]
-    assert policy.widths(asked) == [3, 2, 0]
+    assert policy.widths([("a", 3), ("b", 2), ("new", 0)]) == [3, 2, 0]
     assert policy.widths([("a", 1), ("b", -1), ("new", 0)]) == [1, 0, 0]
-    assert [policy.widths(asked, limit=k) for k in (0, 1, 3, 4)] == [
-        [0, 0, 0], [1, 0, 0], [2, 1, 0], [2, 2, 0]]
 
 
 def test_adaptive_follows_rates_of_two_rounds_ago_and_forgets_with_the_request():

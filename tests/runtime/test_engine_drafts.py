@@ -153,6 +153,23 @@ def test_a_request_wider_than_its_engine(program, own):
         assert drain(engine, most=20)[name].token_ids == expected_tokens([5], 12)
 
 
+def test_adaptive_widths_know_the_prefill_rows_beside(program):
+    """Rows that a step computes anyway are part of what a draft's cost is compared with."""
+    engine, _ = fake_engine(program, draft="adaptive", prefill_chunk=8)
+    told, widths = [], engine.policy.widths
+    engine.policy.widths = lambda most, reserve=0: told.append(reserve) or widths(most, reserve)
+    records = watch(engine)
+    engine.add_request([5], SamplingParams(max_tokens=20, **GREEDY))
+    for _ in range(3):
+        engine.step()
+    name = engine.add_request([9] * 20, SamplingParams(max_tokens=4, **GREEDY))
+    drain(engine)
+    prefilled = [sum(r.end - r.start for r in record.rows if r.request_id == name and r.end <= 20)
+                 for record in records]
+    assert prefilled[3:6] == [8, 8, 4]
+    assert told[:6] == [0, 0, 0, 0, 8, 4]  # its first chunk: it was not admitted yet
+
+
 def test_adaptive_widths_follow_confidence(program):
     """Unlikely drafts are not verified; outputs are the same."""
     prompts = [[70 + n] * (n + 1) for n in range(4)]
