@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from arithmetic import Native, Wide
 from compare import picks
+from declared import Declared
 from load import load
 from quant import Precision
 
@@ -28,20 +30,26 @@ def traced(llm: LLM, ids: list[int], names: list[str]) -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 def agreement(llm: LLM, path: Path, texts: list[np.ndarray]) -> dict[str, Any]:
-    """Compare the logits of both on every token of the texts, free and with the Program's picks.
+    """Compare the logits of both on every token of the texts, in four ways.
 
-    For a token on which the likeliest differs, the Program's gap between its first and second
-    must be below twice the largest difference of that row's logits: else it was no near tie.
+    free: the module picks experts and entries itself, and adds up in PyTorch's order.
+    with_the_programs_picks: in PyTorch's order, experts and entries as the Program picked them.
+    of_the_module_with_itself: with the same picks, summing matrix products in fp32 and in float64.
+        So much do roundings to bf16, fp8 and fp4 make of the order of additions alone, and no
+        implementation with an order of its own can be expected to agree more closely.
+    with_the_declared_order: with the same picks, in the order of additions that DeepInfer declares.
+        What differs then was read differently.
 
-    The last comparison is of the module with itself, accumulating in fp32 and in float64, with the
-    same picks: what the order of additions alone does through the roundings to bf16, fp8 and fp4.
-    No other implementation can agree more closely.
+    For a token on which the likeliest differs, the gap between first and second must be below twice
+    the largest difference of that row's logits: else it was no near tie.
     """
-    model, wide = load(path, Precision()), load(path, Precision(wide=True))
+    kinds = ("free", "with_the_programs_picks", "of_the_module_with_itself",
+             "with_the_declared_order")
+    model, wide, declared = (load(path, Precision(arithmetic=arithmetic))
+                             for arithmetic in (Native(), Wide(), Declared()))
     names = [f"layers.{i}.ffn.route.idx" for i in range(len(model.layers))]
     names += [f"layers.{i}.attn.indexer.topk" for i, block in enumerate(model.layers)
               if block.attn.roles.selects]
-    kinds = ("free", "with_the_programs_picks", "of_the_module_with_itself")
     rows: dict[str, list[tuple[np.ndarray, ...]]] = {kind: [] for kind in kinds}
     for ids in texts:
         trace = traced(llm, ids.tolist(), [*names, "head.logits"])
@@ -49,9 +57,10 @@ def agreement(llm: LLM, path: Path, texts: list[np.ndarray]) -> dict[str, Any]:
         tokens = torch.from_numpy(ids.astype(np.int64)).unsqueeze(0)
         theirs = torch.from_numpy(trace["head.logits"])
         free = model.logits(model(tokens)[0])[0]
-        mine = model.logits(model(tokens, forced=forced)[0])[0]
-        itself = wide.logits(wide(tokens, forced=forced)[0])[0]
-        for kind, a, b in zip(kinds, (free, mine, mine), (theirs, theirs, itself), strict=True):
+        mine, itself, same = (m.logits(m(tokens, forced=forced)[0])[0]
+                              for m in (model, wide, declared))
+        for kind, a, b in zip(kinds, (free, mine, mine, same), (theirs, theirs, itself, theirs),
+                              strict=True):
             rows[kind].append(_compare(a, b))
     return {"tokens": sum(map(len, texts))} | {
         kind: _summary([np.concatenate(parts) for parts in zip(*found, strict=True)])
@@ -69,4 +78,5 @@ def _compare(a: torch.Tensor, b: torch.Tensor) -> tuple[np.ndarray, ...]:
 def _summary(rows: list[np.ndarray]) -> dict[str, float]:
     same, near, error = rows
     return {"argmax": float(same.mean()), "differing": int((~same).sum()),
-            "of_them_near_ties": int((near & ~same).sum()), "median_error": float(np.median(error))}
+            "of_them_near_ties": int((near & ~same).sum()),
+            "median_error": float(np.median(error)), "rows_equal": float((error == 0).mean())}

@@ -4,9 +4,8 @@ import torch
 from dense import banded_attention, dense_attention
 from layers import Config, Linear, Linear8, Norm, Rotary, parameter
 from quant import Precision, fp4, fp4_e4m3, fp8
+from tiled import online_softmax, rank_tiles, window_tiles
 from torch import Tensor, nn
-
-TILE = 64
 
 
 class Roles:
@@ -38,8 +37,9 @@ class Compressor(nn.Module):
             return self.norm(self.wkv(u))
         u = u[:, : u.shape[1] // self.ratio * self.ratio]
         values = self.wkv(u).unflatten(1, (-1, self.ratio))
-        gates = self.wgate(u).unflatten(1, (-1, self.ratio)).softmax(2)
-        return self.norm(self.precision.round((gates * values).sum(2)))
+        by = self.precision.arithmetic
+        gates = by.softmax(self.wgate(u).unflatten(1, (-1, self.ratio)), 2)
+        return self.norm(self.precision.round(by.add(gates * values, 2)))
 
 
 class Indexer(nn.Module):
@@ -198,39 +198,3 @@ def attend(q: Tensor, k: Tensor, visible: Tensor, sink: Tensor, precision: Preci
         return precision.round(online_softmax(q, tiles, sink, precision))
     o, _ = dense_attention(q, k, visible.expand(q.shape[0], -1, -1), sink, entries, chosen)
     return precision.round(o)
-
-
-def window_tiles(k: Tensor, visible: Tensor, first: int) -> list[tuple[Tensor, Tensor]]:
-    """Keys cut at absolute multiples of 64: pairs of keys [B, 1, S, D] and mask [.., T, S]."""
-    edges = [0, *range(TILE - first % TILE, k.shape[1], TILE), k.shape[1]]
-    spans = [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b]
-    return [(k[:, None, a:b], visible[..., a:b]) for a, b in spans]
-
-
-def rank_tiles(entries: Tensor, chosen: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Each query's chosen entries packed in ascending position, cut at ranks 64, 128, ..."""
-    most = int(chosen.sum(-1).max()) if chosen.numel() else 0
-    order = (~chosen).to(torch.uint8).sort(dim=-1, stable=True).indices[..., :most]
-    tiles = []
-    for a in range(0, most, TILE):
-        picks = order[..., a : a + TILE]
-        batch = torch.arange(entries.shape[0]).view(-1, 1, 1)
-        tiles.append((entries[batch, picks], chosen.gather(-1, picks)))
-    return tiles
-
-
-def online_softmax(q: Tensor, tiles: list[tuple[Tensor, Tensor]], sink: Tensor,
-                   precision: Precision) -> Tensor:
-    """Running maximum, P rounded to bf16 for P·V only, the denominator sums fp32 P."""
-    maximum = torch.full(q.shape[:-1], -1e30)
-    total, o = torch.zeros(q.shape[:-1]), torch.zeros(q.shape)
-    for keys, mask in tiles:
-        scores = precision.matmul(q, keys) * torch.tensor(q.shape[-1] ** -0.5)
-        scores = scores.masked_fill(~mask.unsqueeze(-2), -torch.inf)
-        new = torch.maximum(maximum, scores.amax(-1))
-        fade = torch.exp(maximum - new)
-        weights = torch.exp(scores - new.unsqueeze(-1))
-        total = total * fade + weights.sum(-1)
-        o = o * fade.unsqueeze(-1) + precision.matmul(precision.round(weights), keys.mT)
-        maximum = new
-    return o / (total + torch.exp(sink - maximum)).unsqueeze(-1)

@@ -6,6 +6,7 @@
 import argparse
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,19 @@ On {files} files of the standard library that training never saw, up to {per_fil
 | PyTorch module | {module:.4f} |
 | 5-gram model (interpolated Kneser-Ney) of the same training files | {five_gram:.4f} |
 
-On {compared} of these tokens Program and module pick the same next token {free:.2%} of the time,
-and {forced:.2%} with the Program's expert and top-k choices imposed on the module. Every token on
-which they differ is a near tie: the gap between first and second is below twice the largest
-difference of its logits. (With the same choices the module in fp32 and the module in float64 pick
-the same token {itself:.2%} of the time: so much do roundings to few bits make of the order of
-additions.)
+Logits of the Program and of the module on {compared} of these tokens:
+
+| the module | same likeliest token | rows with equal bits | median of a row's largest difference |
+|---|---|---|---|
+{agreements}
+
+With the Program's order of additions, and its sequences of operations for exp and the like, module
+and Program pick the same token {declared:.2%} of the time. The first two rows are in PyTorch's own
+order, and fall short of 99.5 %, as any order of its own must: summing matrix products in float64
+takes the module just as far from itself (third row; the Program has no part in it), because
+roundings to bf16, fp8 and fp4 make that much of any last bit. Of the {differing} tokens on which
+module and Program differ in one of these rows, {near} are near ties: the gap between first and
+second is below twice the largest difference of the row's logits.
 
 Shuffled held-out tokens, said twice, are copied right {copying} of the time at a distance of
 {distances} tokens.
@@ -127,9 +135,11 @@ def card(model: Path, found: dict[str, Any], curves: dict[str, Any], machine: st
         megabytes=sum(f.stat().st_size for f in model.iterdir() if f.name != "README.md") / 1e6,
         per_file=loss["tokens_per_file"], **{k: loss[k] for k in
                                              ("files", "tokens", "program", "module", "five_gram")},
-        compared=same["tokens"], free=same["free"]["argmax"],
-        forced=same["with_the_programs_picks"]["argmax"],
-        itself=same["of_the_module_with_itself"]["argmax"],
+        compared=same["tokens"], agreements="\n".join(_agreement(same)),
+        declared=same["with_the_declared_order"]["argmax"],
+        **{name: sum(row[key] for kind, row in same.items()
+                     if kind not in ("tokens", "of_the_module_with_itself"))
+           for name, key in (("near", "of_them_near_ties"), ("differing", "differing"))},
         copying=", ".join(f"{x:.0%}" for x in found["copying"].values()),
         distances=", ".join(found["copying"]),
         ablations="\n".join(f"| {name} | {row['rise']:.4f} ± {row['standard_error']:.4f} |"
@@ -147,6 +157,19 @@ def card(model: Path, found: dict[str, Any], curves: dict[str, Any], machine: st
         draft_minutes=curves["draft_minutes"],
         minutes=curves["target_minutes"] + curves["draft_minutes"],
         seen=(curves["target_tokens"] + curves["draft_tokens"]) / 1e6)
+
+
+def _agreement(same: dict[str, Any]) -> Iterator[str]:
+    """The rows of the table on logits."""
+    for kind, what in (
+        ("free", "alone"),
+        ("with_the_programs_picks", "with the Program's expert and top-k choices"),
+        ("of_the_module_with_itself", "(with these choices, against itself with float64 sums)"),
+        ("with_the_declared_order", "with these choices, in the order that DeepInfer declares"),
+    ):
+        row = same[kind]
+        yield (f"| {what} | {row['argmax']:.2%} | {row['rows_equal']:.2%} "
+               f"| {row['median_error']:.3f} |")
 
 
 def _misses(found: dict[str, Any]) -> str:

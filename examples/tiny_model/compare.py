@@ -1,10 +1,11 @@
 """Compare this reading of the spec with DeepInfer's evaluator on one checkpoint.
 
-    python examples/tiny_model/compare.py MODEL [--tokens 40] [--text FILE]
+    python examples/tiny_model/compare.py MODEL [--tokens 40] [--text FILE] [--order declared]
 
 Layer-wise: each layer gets the evaluator's own incoming streams and picks, so that one flipped
-rounding is not carried on; nearly all rows must come out with equal bits. Free: the whole forward
-on its own, where flips add up; and with the evaluator's router and top-k picks.
+rounding is not carried on. Free: the whole forward on its own, where flips add up; and with the
+evaluator's router and top-k picks. In the declared order of additions every row and logit comes out
+with equal bits; in PyTorch's own, or with float64 sums, nearly all rows of a layer do.
 """
 
 import argparse
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from arithmetic import Native, Wide
+from declared import Declared
 from load import load
 from model import Model, draft_block
 from quant import Precision
@@ -24,6 +27,7 @@ from deepinfer.graph.limits import Limits
 from deepinfer.testing.reference import EvaluatorDevice
 
 Arrays = dict[str, np.ndarray]
+ORDERS = {"declared": Declared, "native": Native, "wide": Wide}
 
 
 class Evaluator:
@@ -113,9 +117,9 @@ def picks(trace: Arrays, model: Model) -> dict[str, dict[int, Tensor]]:
 
 
 @torch.no_grad()
-def compare(path: Path, tokens: np.ndarray) -> dict[str, float]:
+def compare(path: Path, tokens: np.ndarray, arithmetic: Native) -> dict[str, float]:
     evaluator = Evaluator(path, len(tokens))
-    model = load(path, Precision(wide=True))
+    model = load(path, Precision(arithmetic=arithmetic))
     trace = evaluator.prefill(tokens)
     ids = torch.from_numpy(tokens.astype(np.int64)).unsqueeze(0)
     expected, forced = fp32(trace["head.logits"]), picks(trace, model)
@@ -145,6 +149,7 @@ def compare(path: Path, tokens: np.ndarray) -> dict[str, float]:
         error = (logits - expected).abs().amax(-1)
         top = expected[~same].topk(2, -1).values
         result[f"argmax_{name}"] = float(same.float().mean())
+        result[f"logits_equal_{name}"] = float((error == 0).float().mean())
         result[f"logit_error_{name}_median"] = float(error.median()) / scale
         result[f"gap_explained_{name}"] = float(
             (top[:, 0] - top[:, 1] < 2 * error[~same]).float().mean()) if (~same).any() else 1.0
@@ -157,7 +162,7 @@ def compare(path: Path, tokens: np.ndarray) -> dict[str, float]:
     theirs = [int(drafted[f"draft.{k}.token"][0]) for k in range(block)]
     result["draft_tokens_equal"] = float(np.mean(np.array(mine) == theirs))
     result["confidence_error"] = max(
-        abs(float(drafted[f"draft.{k}.confidence"][0]) - float(sure[k].sigmoid()))
+        abs(float(drafted[f"draft.{k}.confidence"][0]) - float(arithmetic.sigmoid(sure[k])))
         for k in range(block))
     return result
 
@@ -168,11 +173,12 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--text", type=Path, help="default: this program's own source")
+    parser.add_argument("--order", choices=ORDERS, default="declared", help="of the module's sums")
     args = parser.parse_args()
     torch.set_num_threads(1)
     text = (args.text or Path(__file__)).read_text()
     ids = Tokenizer.from_file(str(args.model / "tokenizer.json")).encode(text).ids[:args.tokens]
-    print(json.dumps(compare(args.model, np.array(ids)), indent=2))
+    print(json.dumps(compare(args.model, np.array(ids), ORDERS[args.order]()), indent=2))
 
 
 if __name__ == "__main__":

@@ -86,10 +86,11 @@ class Engram(nn.Module):
         key, value = kv.split((cfg.hc_mult * cfg.hidden_size, cfg.hidden_size), -1)
         key = key.unflatten(-1, (cfg.hc_mult, cfg.hidden_size))
         weight = self.precision.round(self.q_weight) * self.precision.round(self.k_weight)
-        dot = (streams * weight * key).sum(-1)
-        dot = dot * torch.rsqrt(streams.square().mean(-1) + eps)
-        dot = dot * torch.rsqrt(key.square().mean(-1) + eps) * cfg.hidden_size**-0.5
-        gate = torch.sigmoid(torch.copysign(dot.abs().clamp_min(1e-6).sqrt(), dot))
+        by = self.precision.arithmetic
+        dot = by.sum(streams * weight * key)
+        dot = dot * by.rsqrt(by.mean(streams.square()) + eps)
+        dot = dot * by.rsqrt(by.mean(key.square()) + eps) * cfg.hidden_size**-0.5
+        gate = by.sigmoid(torch.copysign(by.sqrt(dot.abs().clamp_min(1e-6)), dot))
         if image is not None:
             gate = gate.masked_fill(image.unsqueeze(-1), 0)
         return self.precision.round(streams + gate.unsqueeze(-1) * value.unsqueeze(-2))

@@ -23,7 +23,8 @@ class Norm(nn.Module):
         self.weight, self.eps, self.precision = nn.Parameter(torch.ones(size)), eps, precision
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        by = self.precision.arithmetic
+        scale = by.rsqrt(by.mean(x.square(), keepdim=True) + self.eps)
         return self.precision.round(self.weight * (x * scale))
 
 
@@ -83,7 +84,7 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, *, inverse: bool = False) -> Tensor:
         """Rotate x [..., T, (heads,) D] by its positions, which broadcast against x.shape[:-1]."""
         angle = positions.float().unsqueeze(-1) * self.theta
-        cos, sin = angle.cos(), angle.sin()
+        cos, sin = self.precision.arithmetic.cos_sin(angle)
         sin = -sin if inverse else sin
         rest, tail = x[..., : -self.size], x[..., -self.size :]
         even, odd = tail[..., 0::2], tail[..., 1::2]
@@ -104,21 +105,22 @@ class HyperMix(nn.Module):
 
     def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """streams [..., hc, d] -> pre [..., hc], post [..., hc], C [..., hc, hc]."""
-        flat, hc = streams.flatten(-2), self.hc
-        rms = torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.eps)
-        mixes = self.precision.matmul(flat, self.fn) * rms
+        flat, hc, by = streams.flatten(-2), self.hc, self.precision.arithmetic
+        rms = by.rsqrt(by.mean(flat.square(), keepdim=True) + self.eps)
+        mixes = by.linear_fp32(flat, self.fn) * rms
         pre, post, matrix = mixes.split((hc, hc, hc * hc), -1)
         pre_base, post_base, matrix_base = self.base.split((hc, hc, hc * hc))
-        pre = torch.sigmoid(pre * self.scale[0] + pre_base) + self.hc_eps
-        post = 2 * torch.sigmoid(post * self.scale[1] + post_base)
+        pre = by.sigmoid(pre * self.scale[0] + pre_base) + self.hc_eps
+        post = 2 * by.sigmoid(post * self.scale[1] + post_base)
         matrix = (matrix * self.scale[2] + matrix_base).unflatten(-1, (hc, hc))
         return pre, post, self.sinkhorn(matrix)
 
     def sinkhorn(self, matrix: Tensor) -> Tensor:
         """Alternate row and column normalisation, `iterations` of each, columns last."""
+        by = self.precision.arithmetic
         # Tokens go last: sums over 4 rows or columns are then sums of long vectors.
-        matrix = (matrix.softmax(-1) + self.hc_eps).movedim((-2, -1), (0, 1)).contiguous()
-        matrix = _Sinkhorn.apply(matrix, self.iterations, self.hc_eps)
+        matrix = (by.softmax(matrix, -1) + self.hc_eps).movedim((-2, -1), (0, 1)).contiguous()
+        matrix = _Sinkhorn.apply(matrix, self.iterations, self.hc_eps, by)
         return matrix.movedim((0, 1), (-2, -1)).contiguous()
 
 
@@ -126,11 +128,11 @@ class _Sinkhorn(torch.autograd.Function):
     """Columns, then rows and columns in turn; matrix [row, column, ...]."""
 
     @staticmethod
-    def forward(ctx, matrix, iterations, eps):
+    def forward(ctx, matrix, iterations, eps, arithmetic):
         ctx.axes = [0] + [1, 0] * (iterations - 1)
         saved = []
         for axis in ctx.axes:
-            total = matrix.sum(axis, keepdim=True) + eps
+            total = arithmetic.add(matrix, axis, keepdim=True) + eps
             matrix = matrix / total
             saved += [matrix, total]
         ctx.save_for_backward(*saved)
@@ -142,16 +144,16 @@ class _Sinkhorn(torch.autograd.Function):
         for step in reversed(range(len(ctx.axes))):
             matrix, total = ctx.saved_tensors[2 * step : 2 * step + 2]
             grad = (grad - (grad * matrix).sum(ctx.axes[step], keepdim=True)) / total
-        return grad, None, None
+        return grad, None, None, None
 
 
 def collapse(streams: Tensor, pre: Tensor, precision: Precision) -> Tensor:
     """hc_pre: the weighted sum of the streams, bf16. [..., hc, d], [..., hc] -> [..., d]."""
-    return precision.round((pre.unsqueeze(-2) @ streams).squeeze(-2))
+    return precision.round(precision.arithmetic.mix(pre.unsqueeze(-2), streams).squeeze(-2))
 
 
 def spread(y: Tensor, streams: Tensor, post: Tensor, matrix: Tensor,
            precision: Precision) -> Tensor:
     """hc_post: post_c · y + Σ_c' C[c', c] · X_c', bf16."""
-    mixed = matrix.mT @ streams
-    return precision.round(post.unsqueeze(-1) * y.unsqueeze(-2) + mixed)
+    own = post.unsqueeze(-1) * y.unsqueeze(-2)
+    return precision.round(precision.arithmetic.mix(matrix.mT, streams, own))

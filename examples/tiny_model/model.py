@@ -96,7 +96,8 @@ class Model(nn.Module):
                 rows = torch.from_numpy(self.hashes[index](ids.numpy(), mask))
                 streams = block.engram(streams, rows, image)
             if index in cfg.dspark_target_layer_ids:
-                taps.append(self.precision.round(streams.mean(-2)))
+                total = self.precision.arithmetic.add(streams, -2)
+                taps.append(self.precision.round(total / cfg.hc_mult))
             replayed = keep is not None and index >= max(cfg.kv_source_layer_ids)
             floor = max(0, ids.shape[1] - keep) if replayed else 0
             shared["layer"] = index

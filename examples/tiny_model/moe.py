@@ -6,9 +6,9 @@ from quant import Precision, fp4, fp8
 from torch import Tensor, nn
 
 
-def gated(g: Tensor, v: Tensor, limit: float) -> Tensor:
+def gated(g: Tensor, v: Tensor, limit: float, precision: Precision) -> Tensor:
     """silu(min(g, limit)) · clamp(v, ±limit), fp32."""
-    return nn.functional.silu(g.clamp(max=limit)) * v.clamp(-limit, limit)
+    return precision.arithmetic.silu(g.clamp(max=limit)) * v.clamp(-limit, limit)
 
 
 class SharedExpert(nn.Module):
@@ -20,7 +20,8 @@ class SharedExpert(nn.Module):
         self.w2 = Linear8(cfg.moe_intermediate_size, cfg.hidden_size, precision)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(self.precision.round(gated(self.w1(x), self.w3(x), self.limit)))
+        hidden = gated(self.w1(x), self.w3(x), self.limit, self.precision)
+        return self.w2(self.precision.round(hidden))
 
 
 class Experts(nn.Module):
@@ -42,7 +43,7 @@ class Experts(nn.Module):
         g = precision.round(self._grouped(x, self.w1, counts))
         v = precision.round(self._grouped(x, self.w3, counts))
         # The routing weight goes in before w2 and so before its activation is quantised.
-        hidden = weights.flatten()[order].unsqueeze(-1) * gated(g, v, self.limit)
+        hidden = weights.flatten()[order].unsqueeze(-1) * gated(g, v, self.limit, precision)
         hidden = precision.round(hidden)
         hidden = fp8(hidden) if precision.quantize else hidden
         y = precision.round(self._grouped(hidden, self.w2, counts))
@@ -73,8 +74,9 @@ class Router(nn.Module):
     def forward(self, u: Tensor, image: Tensor | None,
                 forced: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """u [N, d], image bool [N] -> experts [N, k] ascending, weights [N, k]."""
-        z = self.precision.matmul(u, self.precision.round(self.weight))
-        affinity = nn.functional.softplus(z).sqrt()
+        by = self.precision.arithmetic
+        z = by.matmul(u, self.precision.round(self.weight))
+        affinity = by.sqrt(by.softplus(z))
         bias = self.bias
         if image is not None:
             bias = torch.where(image.unsqueeze(-1), self.bias_vl, self.bias)
@@ -82,7 +84,7 @@ class Router(nn.Module):
         picks = ranked[:, : self.top].sort(-1).values if forced is None else forced
         weights = affinity.gather(-1, picks)
         if self.top > 1:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+            weights = weights / (by.add(weights, -1, keepdim=True) + 1e-20)
         return picks, self.scale * weights
 
 

@@ -4,9 +4,10 @@ Every function takes and returns fp32 tensors that hold only values of the targe
 gradient passes straight through. `Precision` says which of the release's roundings are on.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from arithmetic import Native
 from torch import Tensor
 
 FP8_MAX, FP4_MAX = 448.0, 6.0
@@ -20,14 +21,14 @@ class Precision:
         bf16: round activations to bf16 wherever the release stores them (off in training: fp32).
         tiled: attention as one online softmax over absolute 64-wide tiles with bf16 P (spec
             §11.5) instead of a dense softmax.
-        wide: accumulate matrix products in float64 (to tell noise from mistakes).
+        arithmetic: by which operations and in which order of additions.
         quantize: fake-quantise weights and activations at all.
         weights_ready: weights already hold values of their format (a loaded checkpoint).
     """
 
     bf16: bool = True
     tiled: bool = True
-    wide: bool = False
+    arithmetic: Native = field(default_factory=Native)
     quantize: bool = True
     weights_ready: bool = False
 
@@ -37,9 +38,7 @@ class Precision:
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x · weightᵀ in fp32, before any rounding. x [..., in], weight [out, in]."""
-        if self.wide:
-            return (x.double() @ weight.double().mT).float()
-        return x @ weight.mT
+        return self.arithmetic.matmul(x, weight)
 
 
 class _StraightThrough(torch.autograd.Function):
