@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from chats import KINDS, chat
+from circuits import set_circuits
 from config import SMOKE, TRAINED, make_config
 from data import Batches, encode_files, held_out, is_held_out, read_corpus
 from draft_training import calibrate, draft_loss
@@ -93,6 +94,7 @@ def prepare(run: Run, sizes: dict, seed: int) -> tuple[Model, Tokenizer, dict[st
     cfg = make_config(sizes, int(classes.max()) + 1)
     model = Model(cfg, classes, Precision(bf16=False, tiled=False))
     initialise(model, seed)
+    set_circuits(model)
     return model, tokenizer, texts
 
 
@@ -176,7 +178,7 @@ def stages(run: Run, plan: Plan, model: Model, tokenizer: Tokenizer, texts: dict
     def batch(step: int, progress: float) -> Tensor:
         length = [n for start, n in plan.lengths if progress >= start][-1]
         rows = max(1, plan.tokens // length // team.size)
-        copies = 0.25 if progress < 0.3 else 0.05  # copying is learned early, then only kept
+        copies = 0.1 if progress < 0.5 else 0.03
         return torch.from_numpy(batches(step, rows, length, copies)).long()
 
     try:
