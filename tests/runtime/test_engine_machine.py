@@ -206,7 +206,8 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.restore()
         self.failing = False
-        for _ in range(600):
+        # One request at a time, a row a step, computed twice: that must do.
+        for _ in range(20 + 2 * sum(len(w.prompt) + len(w.tokens) for w in self.wanted.values())):
             if not self.engine.has_unfinished():
                 break
             self._step()
