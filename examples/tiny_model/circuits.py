@@ -60,20 +60,9 @@ def set_circuits(model: Model) -> None:
     _look_back(model.layers[0].attn, at)
     for layer in COPYING:
         _copy(model.layers[layer].attn, at)
-    _draft(model, at)
     codes = embed[:, at.code]
     steady = at.copied.stop - at.copied.start - codes[:, at.match:].shape[1]
     head[:, at.copied] = GAIN * torch.cat((codes[:, at.match:], codes[:, :steady]), 1)
-
-
-def _draft(model: Model, at: Channels) -> None:
-    """The first stage copies too: the last tap hands on what its keys need."""
-    size = model.cfg.hidden_size
-    passed = torch.arange(at.before.stop)
-    project = model.draft.main_proj.weight
-    project[passed] = 0
-    project[passed, project.shape[1] - size + passed] = 1
-    _copy(model.draft.stages[0].attn, at)
 
 
 def _look_back(attn: Attention, at: Channels) -> None:

@@ -41,9 +41,9 @@ class Plan:
     on an idle machine the same as a minute of the clock."""
 
     target_steps: int = 6000
-    target_minutes: float = 59
+    target_minutes: float = 56
     draft_steps: int = 2400
-    draft_minutes: float = 14
+    draft_minutes: float = 18
     tokens: int = 1024  # per step; one row per process if a row is longer
     lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.3, 512), (0.9, 1024))
     files: int | None = None  # of the corpus; None: all
@@ -215,7 +215,7 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--minutes", type=float, help="of both training stages; default 73")
+    parser.add_argument("--minutes", type=float, help="of both training stages; default 74")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
