@@ -27,15 +27,19 @@ PAGE = 8
 
 
 class HashSubject:
-    """Args: levels: to pretend to. digest: of the Program; rebuilt: of it built again."""
+    """Args: levels: to pretend to. digest: of the Program; rebuilt: of it built again.
+    page, length: tokens of a page and of a request at most.
+    """
 
     def __init__(self, *, levels: Sequence[str] = ("generic", "avx2"), digest: str = "d0",
-                 rebuilt: str | None = "d0") -> None:
-        self._args = {"levels": list(levels), "digest": digest, "rebuilt": rebuilt}
+                 rebuilt: str | None = "d0", page: int = PAGE, length: int = 128) -> None:
+        self._args = {"levels": list(levels), "digest": digest, "rebuilt": rebuilt,
+                      "page": page, "length": length}
+        self._length = length
         self._levels, self._rebuilt = tuple(levels), rebuilt
         self._checkpoint: tempfile.TemporaryDirectory[str] | None = None
         cfg = tiny_config()
-        limits = Limits.for_model(cfg, page_size=PAGE, max_model_len=128)
+        limits = Limits.for_model(cfg, page_size=page, max_model_len=length)
         self.graphs = build_graphs(cfg, limits)
         manifest = {"facts": facts(cfg, limits, self.graphs), "model": cfg.to_json(),
                     "target": "hash", "digest": digest, "limits": {}}
@@ -56,7 +60,8 @@ class HashSubject:
 
     def engine(self, setting: Setting, wrap: Wrap) -> Engine:
         program = self._program
-        sizes = StateSizes.plan(program, max_num_seqs=setting.seqs, max_model_len=128,
+        sizes = StateSizes.plan(program, max_num_seqs=setting.seqs,
+                                max_model_len=self._length,
                                 snapshot_interval=8 if setting.prefix_cache == "exact" else None)
         if setting.pages is not None:
             sizes = replace(sizes, num_pages=setting.pages)

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
+
 from deepinfer.testing.invariance import Bench
+from tests.determinism.subjects import HashSubject
 from tests.determinism.test_axes_of_company import good
+
+
+@pytest.fixture(scope="module")
+def two_pages() -> Bench:
+    """A model whose longest request is two pages long."""
+    return Bench(HashSubject(page=40, length=80), requests=3, seed=1)
+
+
+@pytest.mark.parametrize("axis", ["neighbours", "chunking", "page_placement", "prefix_hit",
+                                  "preemption"])
+def test_a_short_context(two_pages: Bench, axis: str) -> None:
+    """Prompts are cut to what the model takes; the conditions occur all the same."""
+    good(two_pages, axis)
 
 
 def test_chunking(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from deepinfer.runtime.request import SamplingParams
 from deepinfer.testing.invariance.axis import Axis, Outcome
 from deepinfer.testing.invariance.bench import Bench, Stage, Trial
-from deepinfer.testing.invariance.jobs import Job, draw_ids
+from deepinfer.testing.invariance.jobs import Job, draw_ids, new_job
 from deepinfer.testing.invariance.record import Between, Live
 from deepinfer.testing.invariance.subject import Setting
 
@@ -92,7 +92,7 @@ def _pages(tables: dict[str, set[tuple[int, ...]]]) -> set[int]:
 
 def with_aborts(bench: Bench, outcome: Outcome) -> None:
     page = int(bench.facts["page_size"])
-    gone = [Job(f"gone{n}", draw_ids(bench.facts, 2 * page, bench.seed + 50 + n), AWAY)
+    gone = [new_job(bench.facts, f"gone{n}", 2 * page, bench.seed + 50 + n, AWAY)
             for n in range(5)]
     # The first is aborted unseen, the others after 1, 2, 3 chunks and while they generate.
     at = dict(zip((j.name for j in gone), (0, 1, 2, 3, 8), strict=True))

@@ -33,6 +33,13 @@ def draw_ids(facts: Mapping[str, Any], count: int, seed: int) -> tuple[int, ...]
     return tuple(np.random.Generator(np.random.PCG64(seed)).choice(allowed, count).tolist())
 
 
+def new_job(facts: Mapping[str, Any], name: str, length: int, seed: int,
+            params: SamplingParams) -> Job:
+    """A request with a random prompt of ``length`` tokens, or as many as fit beside its output."""
+    longest = int(facts["max_model_len"]) - params.max_tokens - 1
+    return Job(name, draw_ids(facts, max(1, min(length, longest)), seed), params)
+
+
 def prompt_lengths(facts: Mapping[str, Any]) -> list[int]:
     """Lengths around what can go wrong: page ends (also reached while decoding), the window, odd
     and even ends, a single token."""

@@ -16,7 +16,7 @@ from deepinfer.testing.invariance.axis import Axis, Outcome
 from deepinfer.testing.invariance.batch_axes import copies, origins
 from deepinfer.testing.invariance.bench import Bench, Stage, Trial
 from deepinfer.testing.invariance.compare import Difference
-from deepinfer.testing.invariance.jobs import Job, draw_ids
+from deepinfer.testing.invariance.jobs import Job, draw_ids, new_job
 from deepinfer.testing.invariance.record import Between, Live
 from deepinfer.testing.invariance.subject import Setting
 
@@ -35,8 +35,8 @@ def chunking(bench: Bench, outcome: Outcome) -> None:
         other = sum(cuts[j.name] != reference[j.name] for j in jobs)
         outcome.show(f"prompts cut in chunks of {chunk}", other,
                      shown=other > 0 or all(len(j.prompt) <= chunk for j in jobs))
-    ahead = Job("ahead", draw_ids(bench.facts, 2 * page + 1, bench.seed + 9),
-                SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
+    ahead = new_job(bench.facts, "ahead", 2 * page + 1, bench.seed + 9,
+                    SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
     seqs = len(bench.jobs) + 1
     for rows in (seqs + page // 2, seqs + page):
         (run,) = outcome.run(bench, Trial(
@@ -54,8 +54,8 @@ def page_placement(bench: Bench, outcome: Outcome) -> None:
     page = int(bench.facts["page_size"])
     short, long = (SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (1, 40))
     # Requests of one page, every second of which stays: their pages make a comb.
-    stay = [Job(f"stay{n}", draw_ids(bench.facts, page // 2, bench.seed + 60 + n),
-                long if n % 2 else short) for n in range(6)]
+    stay = [new_job(bench.facts, f"stay{n}", page // 2, bench.seed + 60 + n,
+                    long if n % 2 else short) for n in range(6)]
     setting = Setting(seqs=len(stay) + len(bench.jobs))
     stage = Stage(stay, later=bench.jobs, between=lambda: after_calls(3, bench.jobs))
     (run,) = outcome.run(bench, Trial("among pages of others", setting, [stage]))
@@ -75,7 +75,7 @@ def prefix_hit(bench: Bench, outcome: Outcome) -> None:
     jobs = [j for j in bench.jobs if page < len(j.prompt) < room]
     if not jobs:
         params = bench.jobs[0].params
-        jobs = [Job("long", draw_ids(bench.facts, page + 3, bench.seed + 8), params)]
+        jobs = [new_job(bench.facts, "long", page + 3, bench.seed + 8, params)]
     tails = [replace(j, name=f"{j.name}+", prompt=(
         *j.prompt, *draw_ids(bench.facts, page // 2 + 1, bench.seed + 30 + i)))
         for i, j in enumerate(jobs)]
