@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 PAIRS = 15
@@ -12,6 +12,12 @@ PAIRS = 15
 _T90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372, 1.363, 1.356, 1.350,
         1.345, 1.341, 1.337, 1.333, 1.330, 1.328, 1.325, 1.323, 1.321, 1.319, 1.318, 1.316, 1.315,
         1.314, 1.313, 1.311, 1.310)
+
+
+def half_width(samples: Sequence[float]) -> float:
+    """From the mean of samples to its one-sided 90 % bound."""
+    t = _T90[min(len(samples) - 1, len(_T90)) - 1]
+    return t * statistics.stdev(samples) / len(samples) ** 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +39,12 @@ class Ratio:
     @property
     def lower(self) -> float:
         """Lower one-sided 90 % bound of the mean ratio."""
-        return self._mean - self._half
+        return statistics.fmean(self.ratios) - half_width(self.ratios)
 
     @property
     def upper(self) -> float:
         """Upper one-sided 90 % bound of the mean ratio."""
-        return self._mean + self._half
-
-    @property
-    def _mean(self) -> float:
-        return statistics.fmean(self.ratios)
-
-    @property
-    def _half(self) -> float:
-        n = len(self.ratios)
-        t = _T90[min(n - 1, len(_T90)) - 1]
-        return t * statistics.stdev(self.ratios) / n ** 0.5
+        return statistics.fmean(self.ratios) + half_width(self.ratios)
 
 
 def seconds(work: Callable[[], object]) -> float:
