@@ -16,6 +16,7 @@ import numpy as np
 from deepinfer.program import Phase
 from deepinfer.runtime.batch import Layout, Rows, build_inputs
 from deepinfer.runtime.request import Request
+from deepinfer.runtime.steady import Steady
 
 Array = np.ndarray[Any, Any]
 
@@ -26,10 +27,12 @@ class Ahead:
 
     Args:
         batch: rows whose drafts are noise tokens until ``fill``. inputs: of the phase.
+        steady: if its tokens may be judged in arrays.
     """
 
     batch: list[Rows]
     inputs: dict[str, Array]
+    steady: Steady | None
 
     @staticmethod
     def prepare(phase: Phase, requests: Sequence[Request], widths: Sequence[int],
@@ -45,7 +48,8 @@ class Ahead:
         blank = int(facts["noise_token"])
         batch = [Rows(r, r.computed, len(r.tokens) + w, "all", (blank,) * w)
                  for r, w in zip(requests, widths, strict=True)]
-        return Ahead(batch, build_inputs(phase, batch, facts, pages_per_seq=pages_per_seq))
+        return Ahead(batch, build_inputs(phase, batch, facts, pages_per_seq=pages_per_seq),
+                     Steady.of(batch, int(facts["window"])))
 
     def fill(self) -> list[Rows] | None:
         """Put the requests' drafts in; None if one has too few after all."""

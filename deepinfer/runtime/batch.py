@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from deepinfer.errors import ProgramError
 from deepinfer.program import Phase
 from deepinfer.runtime.request import Request
-from deepinfer.runtime.sampler import SampleRow, draft_sampling_inputs, sampling_inputs
+from deepinfer.runtime.sampler import SampleRow, sampling_inputs
 
 Array = np.ndarray[Any, Any]
 BLOCKED = -1  # a lookback before the request's first token
@@ -68,7 +67,7 @@ class Layout:
         starts = np.array([rows.start for rows in batch], np.int32)
         counts = np.array([rows.end for rows in batch], np.int32) - starts
         self.batch = batch
-        self.firsts = _offsets(counts)
+        self.firsts = offsets(counts)
         self.request = np.repeat(np.arange(len(batch), dtype=np.int32), counts)
         self.local = np.arange(self.firsts[-1], dtype=np.int32) - self.firsts[self.request]
         self.positions = starts[self.request] + self.local
@@ -80,14 +79,14 @@ class Layout:
 
     def spans(self, counts: Array, floors: Sequence[int]) -> Array:
         """i32[R,4]: slot, first row, end row, floor."""
-        firsts = _offsets(counts)
+        firsts = offsets(counts)
         slots = [rows.request.slot for rows in self.batch]
         return np.stack([np.array(slots, np.int32), firsts[:-1], firsts[1:],
                          np.array(floors, np.int32)], axis=1)
 
 
-def _offsets(counts: Array) -> Array:
-    """[0, c0, c0 + c1, ...]."""
+def offsets(counts: Array) -> Array:
+    """i32: [0, c0, c0 + c1, ...]."""
     return np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
 
 
@@ -136,10 +135,15 @@ def build_inputs(phase: Phase, batch: Sequence[Rows], facts: Mapping[str, Any], 
         **sampling_inputs(_sample_rows(batch, masks or {}), int(facts["vocab_size"]),
                           int(facts["recent"])),
     }
-    return _declared(phase, made)
+    return declared(phase, made)
 
 
-def _declared(phase: Phase, made: Mapping[str, Array]) -> dict[str, Array]:
+def declared(phase: Phase, made: Mapping[str, Array]) -> dict[str, Array]:
+    """What the phase declares, of all that was made for it.
+
+    Raises:
+        ProgramError: it declares an input that this runtime does not know.
+    """
     unknown = [name for name in phase.inputs if name not in made]
     if unknown:
         raise ProgramError(f"phase '{phase.name}' declares inputs {unknown}, expected some of "
@@ -162,7 +166,7 @@ def _kept(layout: Layout) -> dict[str, Array]:
     counts = np.array([len(rows.kept) for rows in batch], np.int32)
     dropped = np.diff(layout.firsts) - counts
     keep = np.flatnonzero(layout.local >= dropped[layout.request]).astype(np.int32)
-    firsts = _offsets(counts)
+    firsts = offsets(counts)
     picks = [range(int(end) - len(rows.sampled), int(end))
              for rows, end in zip(batch, firsts[1:], strict=True)]
     return {
@@ -186,68 +190,3 @@ def _sample_rows(batch: Sequence[Rows], masks: Mapping[tuple[str, int], Array]
                 mask=masks.get((rows.request.request_id, position)),
                 forced=known[chosen] if rows.forced and chosen < len(known) else -1))
     return made
-
-
-class Committed(NamedTuple):
-    """Rows whose tokens are final: what the draft's context is made of.
-
-    Args:
-        request: whose. start, end: positions. row: of the target's ``hidden``, at ``start``.
-    """
-
-    request: Request
-    start: int
-    end: int
-    row: int
-
-
-def build_draft_inputs(phase: Phase, committed: Sequence[Committed], hidden: Array,
-                       drafting: Sequence[Request], facts: Mapping[str, Any], *,
-                       calibration: Array, masks: Mapping[int, Array] | None = None
-                       ) -> dict[str, Array]:
-    """The inputs of one draft step.
-
-    Args:
-        committed: context rows by request. hidden: bf16[K, taps*d] of the target step.
-        drafting: requests that get a block; each has an anchor, its last token.
-        facts: of the Program's manifest. calibration: temperatures, f32[block].
-        masks: allowed first tokens by index into ``drafting``.
-
-    Returns:
-        hidden; positions, request i32[N]; spans i32[R,4]; block_tokens, block_positions,
-        block_request i32[D*block]; block_spans i32[D,4]; anchor i32[D]; calibration f32[block];
-        ``draft_sampling_inputs``.
-    """
-    # This is between two native calls: few arrays, and no look at anything that is not warm.
-    block, noise = int(facts["block"]), int(facts["noise_token"])
-    positions = [p for c in committed for p in range(c.start, c.end)]
-    rows = [c.row + k for c in committed for k in range(c.end - c.start)]
-    spans, first = [], 0
-    for c in committed:
-        spans.append((c.request.slot, first, first := first + c.end - c.start, 0))
-    anchors = np.array([r.tokens[-1] for r in drafting], np.int32)
-    last = np.array([len(r.tokens) for r in drafting], np.int32) - 1
-    tokens = np.full((len(drafting), block), noise, np.int32)
-    tokens[:, 0] = anchors
-    made = {
-        "hidden": hidden[rows], "positions": np.array(positions, np.int32),
-        "request": np.array([i for i, c in enumerate(committed)
-                             for _ in range(c.end - c.start)], np.int32),
-        "spans": np.array(spans, np.int32).reshape(-1, 4),
-        "block_tokens": tokens.reshape(-1), "anchor": anchors,
-        "block_positions": (last[:, None] + np.arange(block, dtype=np.int32)).reshape(-1),
-        **_blocks(tuple(r.slot for r in drafting), block), "calibration": calibration,
-        **draft_sampling_inputs(drafting, block, masks or {}, int(facts["vocab_size"])),
-    }
-    return _declared(phase, made)
-
-
-@lru_cache(maxsize=64)
-def _blocks(slots: tuple[int, ...], block: int) -> dict[str, Array]:
-    """What does not change while the same requests draft."""
-    count = len(slots)
-    firsts = np.arange(count, dtype=np.int32) * np.int32(block)
-    return {"block_request": np.repeat(np.arange(count, dtype=np.int32), block),
-            "block_spans": np.stack([np.array(slots, np.int32), firsts, firsts + np.int32(block),
-                                     np.zeros(count, np.int32)], axis=1),
-            "is_image": np.zeros(count * block, np.uint8)}

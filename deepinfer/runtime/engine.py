@@ -28,6 +28,7 @@ from deepinfer.runtime.request import Request, RequestOutput, SamplingParams, ch
 from deepinfer.runtime.scheduler import Scheduler
 from deepinfer.runtime.state import PARTS, StateSizes
 from deepinfer.runtime.stats import EngineStats, StepRecord
+from deepinfer.runtime.steady import Steady
 from deepinfer.runtime.store import PageStore
 from deepinfer.runtime.structured import Structured
 from deepinfer.runtime.text import Text
@@ -220,23 +221,13 @@ class Engine:
             ``overlap`` and without drafts those of the step before.
         """
         with Timeline.host(self.timeline):
-            batch, make = self._next_step()
+            batch, make, steady = self._next_step()
         if make is None:
             return self._hand_out()
         self.steps += 1
-        step = self._beside(make)
+        step = self._beside(make, self._make_outputs)
         try:
-            with Timeline.host(self.timeline):
-                round_ = self.verdicts.judge(batch, step, self.steps, time.monotonic())
-                self._changed += round_.changed
-                first = self.structured.first_masks(round_.drafting, self.steps)
-            draft = self.verdicts.draft(step, round_, first) if self._drafts else None
-            if draft is None or not self.overlap:
-                self.verdicts.count(round_)
-            if draft is not None:
-                proposed = self._beside(draft, round_)
-                with Timeline.host(self.timeline):
-                    self.verdicts.hand_out(round_, proposed, self.drafter)
+            round_ = self._finish(batch, step, steady)
         except BaseException:
             self._ahead = None
             for rows in batch:  # what the draft's rings hold is not known: compute it again
@@ -253,14 +244,44 @@ class Engine:
                     self._forget(rows.request)
         return self._hand_out() if not self.overlap else self._made()
 
-    def _next_step(self) -> tuple[list[Rows], Callable[[], TargetStep] | None]:
-        """The rows of the step and what runs them; none if there is nothing to do."""
+    def _finish(self, batch: Sequence[Rows], step: TargetStep, steady: Steady | None) -> Round:
+        """Commit the step's tokens and run the draft; in a steady step both at once."""
+        judged: list[Round] = []
+
+        def judge() -> Round:
+            if not judged:
+                judged.append(self.verdicts.judge(batch, step, self.steps, time.monotonic()))
+                self._changed += judged[0].changed
+            return judged[0]
+
+        def beside_the_draft() -> None:
+            self.verdicts.count(judge())
+            self._make_outputs()
+            self._ahead = self._prepare()
+
+        draft = None if steady is None else self.verdicts.draft_at_once(step, steady)
+        if draft is None:
+            with Timeline.host(self.timeline):
+                first = self.structured.first_masks(judge().drafting, self.steps)
+            draft = self.verdicts.draft(step, judge(), first) if self._drafts else None
+            if draft is None or not self.overlap:
+                self.verdicts.count(judge())
+        if draft is not None:
+            proposed = self._beside(draft, beside_the_draft)
+            with Timeline.host(self.timeline):
+                self.verdicts.hand_out(judge(), proposed, self.drafter)
+        return judge()
+
+    def _next_step(self) -> tuple[list[Rows], Callable[[], TargetStep] | None, Steady | None]:
+        """The rows of the step and what runs them, if there is anything to do; and what is known
+        of it by now if it is steady."""
         ahead, self._ahead = self._ahead, None
         batch = ahead.fill() if ahead is not None else None
         if ahead is not None and batch is not None:
-            return batch, self.verdicts.target(batch, {}, self.trace, ahead.inputs)
+            return (batch, self.verdicts.target(batch, {}, self.trace, ahead.inputs),
+                    ahead.steady)
         batch, masks = self._schedule()
-        return batch, self.verdicts.target(batch, masks, self.trace) if batch else None
+        return batch, self.verdicts.target(batch, masks, self.trace) if batch else None, None
 
     def _prepare(self) -> Ahead | None:
         """The next step, where it is known by now: all go on, and none needs a decision."""
@@ -291,9 +312,9 @@ class Engine:
             self._forget(request)
         return batch, masks
 
-    def _beside(self, work: Callable[[], T], round_: Round | None = None) -> T:
-        """Do ``work`` on the worker thread, and on this one what is left of earlier steps and,
-        after a round, what can be prepared of the next."""
+    def _beside(self, work: Callable[[], T], meanwhile: Callable[[], None]) -> T:
+        """Do ``work`` on the worker thread and ``meanwhile`` on this one; without overlap, only
+        ``work``."""
         if self._worker is None:
             return work()
         begun = threading.Event()
@@ -315,11 +336,7 @@ class Engine:
         begun.wait()
         try:
             with Timeline.host(self.timeline):
-                if round_ is not None:
-                    self.verdicts.count(round_)
-                self._make_outputs()
-                if round_ is not None:
-                    self._ahead = self._prepare()
+                meanwhile()
         finally:
             result = future.result()
         return result

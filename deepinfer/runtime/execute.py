@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from deepinfer.program import Program
-from deepinfer.runtime.batch import Committed, Rows, build_draft_inputs, build_inputs
+from deepinfer.runtime.batch import Rows, build_inputs
+from deepinfer.runtime.draft_batch import Anchors, Context, build_draft_inputs
 from deepinfer.runtime.rejection import draft_seed
-from deepinfer.runtime.request import Request
 from deepinfer.runtime.sampler import Sampled
 from deepinfer.runtime.timeline import Timeline
 
@@ -116,11 +116,11 @@ class Executor:
 
         return run
 
-    def draft(self, step: TargetStep, committed: Sequence[Committed],
-              drafting: Sequence[Request], masks: Mapping[int, Array] | None = None, *,
-              own_noise: bool = False) -> Callable[[], Drafts]:
+    def draft(self, step: TargetStep, context: Context, anchors: Anchors,
+              masks: Mapping[int, Array] | None = None, *, own_noise: bool = False
+              ) -> Callable[[], Drafts]:
         """Make the inputs of the draft; what is returned seeds its rings with the committed rows
-        and proposes a block for each of ``drafting``.
+        and proposes a block after each anchor.
 
         Args:
             own_noise: sample with seeds of the draft's own and return its logits, as rejection
@@ -129,13 +129,13 @@ class Executor:
         assert step.hidden is not None
         with Timeline.host(self.timeline):
             inputs = build_draft_inputs(
-                self.program.phases["draft"], committed, step.hidden, drafting, self.facts,
+                self.program.phases["draft"], context, step.hidden, anchors, self.facts,
                 calibration=self.calibration, masks=masks)
         roles = self.facts["outputs"]["draft"]
         trace: list[str] = []
         if own_noise:
-            inputs["seed"] = np.array([draft_seed(r.params.seed, len(r.tokens)) for r in drafting],
-                                      np.uint64)
+            inputs["seed"] = np.array([draft_seed(r.params.seed, len(r.tokens))
+                                       for r in anchors.requests], np.uint64)
             trace = [f"draft.{k}.adjusted" for k in range(int(self.facts["block"]))]
 
         def run() -> Drafts:

@@ -150,12 +150,12 @@ def sampling_inputs(rows: Sequence[SampleRow], vocab_size: int, width: int) -> d
     }
 
 
-def draft_sampling_inputs(drafting: Sequence[SampledRequest], block: int,
+def draft_sampling_inputs(drafting: Sequence[SampledRequest], lengths: Array, block: int,
                           masks: Mapping[int, Array], vocab_size: int) -> dict[str, Array]:
     """The sampler's inputs of the draft phase, by drafting request.
 
     Args:
-        drafting: requests; the first draft of each follows its last token.
+        drafting: requests. lengths: i32[D], tokens of each; its first draft comes after them.
         block: drafts of each. masks: what each may draft first, by index into ``drafting``; without
             one, and for later drafts, its own allowed_token_ids and min_tokens.
         vocab_size: ids there are.
@@ -166,16 +166,14 @@ def draft_sampling_inputs(drafting: Sequence[SampledRequest], block: int,
         forced.
     """
     samplings = tuple(request.sampling for request in drafting)
-    lengths = np.array([len(request.tokens) for request in drafting], np.int32)
     positions = lengths + np.arange(block, dtype=np.int32)[:, None]
     made = {f"sample_position.{k}": positions[k] for k in range(block)}
     if not masks and not any(s.masks.any for s in samplings):
         return made | _by_request(samplings) | _unmasked(len(drafting), block, vocab_size)
     stack = _Stack()
-    outputs = [len(request.tokens) - request.prompt_len for request in drafting]
     for k in range(block):
-        own = [request.sampling.masks.at(count + k)
-               for request, count in zip(drafting, outputs, strict=True)]
+        own = [request.sampling.masks.at(length - request.prompt_len + k)
+               for request, length in zip(drafting, lengths.tolist(), strict=True)]
         if k == 0:
             own = [masks.get(i, mask) for i, mask in enumerate(own)]
         for mask in own:

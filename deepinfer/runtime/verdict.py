@@ -11,13 +11,16 @@ import numpy as np
 from deepinfer.errors import RequestError
 from deepinfer.numerics.functions import exp, log
 from deepinfer.numerics.sums import lane_sum
-from deepinfer.runtime.batch import Committed, Rows
+from deepinfer.runtime.batch import Rows
 from deepinfer.runtime.commit import commit, commit_prompt
 from deepinfer.runtime.draft import AcceptStats, WidthPolicy, accept
+from deepinfer.runtime.draft_batch import Anchors, Committed, Context
 from deepinfer.runtime.execute import Drafts, Executor, Masks, TargetStep
 from deepinfer.runtime.rejection import Filters, verify
 from deepinfer.runtime.request import Request
 from deepinfer.runtime.sampler import Sampled
+from deepinfer.runtime.steady import Steady
+from deepinfer.runtime.timeline import Timeline
 
 Array = np.ndarray[Any, Any]
 Verification = Literal["exact", "rejection", "block"]
@@ -166,8 +169,16 @@ class Verdicts:
         """
         if not made.committed and not made.drafting:
             return None
-        return self.executor.draft(step, made.committed, made.drafting, masks,
-                                   own_noise=self.verification != "exact")
+        return self.executor.draft(step, Context.of(made.committed), Anchors.of(made.drafting),
+                                   masks, own_noise=self.verification != "exact")
+
+    def draft_at_once(self, step: TargetStep, steady: Steady) -> Callable[[], Drafts] | None:
+        """What runs the draft, if no request's tokens must be committed for that to be known."""
+        if not step.sampled.finite or self.verification != "exact":
+            return None
+        with Timeline.host(self.executor.timeline):
+            found = steady.judge(step.sampled.tokens, step.inputs["tokens"])
+        return None if found is None else self.executor.draft(step, *found)
 
     def hand_out(self, made: Round, proposed: Drafts, drafter: Drafter | None) -> None:
         """Give each drafting request its drafts.

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from deepinfer.errors import ProgramError
-from deepinfer.runtime.batch import Committed, Rows, build_draft_inputs, build_inputs
+from deepinfer.runtime.batch import Rows, build_inputs
+from deepinfer.runtime.draft_batch import Anchors, Committed, Context, build_draft_inputs
 from deepinfer.runtime.masks import token_mask
 from deepinfer.runtime.request import Request, SamplingParams
 
@@ -133,9 +134,10 @@ def test_a_draft_step(program):
     hidden = np.repeat(np.arange(9, dtype=np.float32)[:, None], columns, 1)
     mask = token_mask(512, (7,), ())
     got = build_draft_inputs(
-        program.phases["draft"], [Committed(b, 0, 2, 1), Committed(c, 0, 1, 4),
-                                  Committed(a, 1, 2, 8)],
-        hidden, [b, a], facts, calibration=np.array([1, 0.5, 2, 1, 1], np.float32), masks={1: mask})
+        program.phases["draft"], Context.of([Committed(b, 0, 2, 1), Committed(c, 0, 1, 4),
+                                             Committed(a, 1, 2, 8)]),
+        hidden, Anchors.of([b, a]), facts, calibration=np.array([1, 0.5, 2, 1, 1], np.float32),
+        masks={1: mask})
     block, noise = facts["block"], facts["noise_token"]
     expected = {
         "hidden": hidden[[1, 2, 4, 8]].tolist(), "positions": [0, 1, 0, 1],
