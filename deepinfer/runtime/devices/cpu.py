@@ -14,6 +14,7 @@ import numpy as np
 from deepinfer.errors import ProgramError, TargetError
 from deepinfer.program import ABI, Phase, Program, ValueInfo
 from deepinfer.runtime.devices.isa import choose_level
+from deepinfer.runtime.devices.memory import aligned
 from deepinfer.runtime.devices.state import StateAccess
 from deepinfer.settings import usable_cpus
 
@@ -36,13 +37,6 @@ class _Step(ctypes.Structure):
     _fields_ = [("values", ctypes.c_void_p), ("sizes", ctypes.c_void_p),
                 ("scratch", ctypes.c_void_p), ("scratch_stride", ctypes.c_int64),
                 ("pool", ctypes.c_void_p), ("watch", ctypes.c_void_p)]
-
-
-def aligned(nbytes: int) -> Array:
-    """Zeroed bytes that start at a multiple of 64; pages are touched on first use only."""
-    raw = np.zeros(nbytes + 64, np.uint8)
-    begin = -raw.ctypes.data % 64
-    return raw[begin:begin + nbytes]
 
 
 def _open(program: Program, isa: str) -> ctypes.CDLL:
