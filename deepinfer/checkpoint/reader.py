@@ -137,7 +137,8 @@ class CheckpointReader:
 
         Changing a file moves its ctime, which no program can set. So two readers with one stamp
         have the same data, if the last change was longer before the opening, see ``age``, than the
-        file system's clock takes to tick.
+        file system's clock takes to tick. (Not so for whoever writes through a mapping: a page
+        that was not flushed since it was written moves no time when it is written again.)
         """
         lines = [repr(str(self.path.resolve())), *(s.stamp() for s in self._shards.values())]
         return hashlib.sha256("\n".join(lines).encode()).digest()

@@ -31,6 +31,12 @@ RESERVE = 20  # a 20th of the disk stays free
 _FINGERPRINT = {"sha256": (np.dtype(np.uint8), (32,))}
 
 
+def weights_dir() -> Path:
+    """Where packed weights are kept: beside the Programs, whoever's Program they are used with,
+    since several Programs of a model share them. Raises: TargetError as ``cache_dir``."""
+    return cache_dir() / "weights"
+
+
 class WeightStore(EntryStore):
     """Weights by content.
 
@@ -54,7 +60,7 @@ class WeightStore(EntryStore):
         """The store in the cache directory, beside the Programs; None, with a warning, for a user
         who has none."""
         try:
-            return WeightStore(cache_dir() / "weights")
+            return WeightStore(weights_dir())
         except TargetError as error:
             warnings.warn(f"packed weights are not kept: {error}", RuntimeWarning, stacklevel=3)
             return None

@@ -148,6 +148,19 @@ def test_a_changed_checkpoint_is_never_taken_for_the_old_one(model, compiled, tm
     assert same(packed, kept)  # whoever has mapped the old file keeps it
 
 
+def test_a_damaged_fingerprint_is_made_again(model, compiled, tmp_path, packings, readings):
+    store = open_store(tmp_path)
+    first = open_weights(compiled, model, store)
+    packings.clear()
+    [file] = [e.path for e in entries(store.path) if e.kind == "fingerprint"]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.warns(RuntimeWarning, match="packed weights, damaged entry"):
+        again = open_weights(compiled, model, open_store(tmp_path))
+    assert again.fingerprint == first.fingerprint and len(readings) == 2 and packings == []
+
+
 def test_a_copy_is_read_and_not_packed(model, compiled, tmp_path, packings, readings):
     """The same tensors elsewhere, in other shards: the same file of packed weights."""
     store = open_store(tmp_path)

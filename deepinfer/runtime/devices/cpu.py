@@ -55,8 +55,8 @@ def _open(program: Program, isa: str) -> ctypes.CDLL:
 
 
 def _is_paged(program: Program, name: str) -> bool:
-    shapes = [v.shape for p in program.phases.values() for v in p.values if v.name == name]
-    return shapes[0][0] == ("num_pages", 1)
+    shape = next(v.shape for p in program.phases.values() for v in p.values if v.name == name)
+    return shape[0] == ("num_pages", 1)
 
 
 def _thread_count(given: int | None) -> int:
