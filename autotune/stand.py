@@ -13,19 +13,12 @@ from autotune.inputs import Array, make
 from autotune.keys import Policy
 from autotune.space import Candidate, Problem, Sizes
 from deepinfer.ir.types import Kind, Sym
-from deepinfer.runtime.devices.cpu import aligned
+from deepinfer.runtime.devices.memory import aligned, own
 from deepinfer.targets.base import Extent
 
 CUTS = 3  # ranges that the gate runs the items in, the last first
 MOST_SETS = 512  # copies of the weights at most
 PEAK_BYTES = 1 << 28  # read to measure bandwidth
-
-
-def _own(array: Array) -> Array:
-    """A copy that begins at a cache line, as the runtime's arrays do."""
-    made = aligned(array.nbytes).view(array.dtype).reshape(array.shape)
-    made[...] = array
-    return made
 
 
 class Stand:
@@ -38,7 +31,7 @@ class Stand:
     def __init__(self, problem: Problem, sizes: Sizes, isa: str, threads: int) -> None:
         self.problem, self.sizes, self.threads = problem, dict(sizes), threads
         self.node = problem.node()
-        self.arrays = tuple(_own(a) for a in make(problem, sizes))
+        self.arrays = tuple(own(a) for a in make(problem, sizes))
         self.outputs = tuple(
             aligned(max(1, v.type.nbytes(self.sizes)))[:v.type.nbytes(self.sizes)]
             for v in self.node.outputs)
@@ -75,7 +68,7 @@ class Stand:
         thunk, dims, items, scratch, _ = self._call(candidate, built)
         found = []
         for cuts in (1, CUTS):
-            arrays = tuple(_own(a) for a in self.arrays)
+            arrays = tuple(own(a) for a in self.arrays)
             scratch[...] = 0xFF
             for out in self.outputs:
                 out[...] = 0xFF
@@ -107,7 +100,7 @@ class Stand:
             weights = [v.kind is Kind.WEIGHT for v in self.node.inputs]
             each = sum(a.nbytes for a, w in zip(self.arrays, weights, strict=True) if w)
             count = 1 if not each else min(MOST_SETS, 1 + cold_bytes // each)
-            sets = [self.arrays] + [tuple(_own(a) if w else a for a, w
+            sets = [self.arrays] + [tuple(own(a) if w else a for a, w
                                           in zip(self.arrays, weights, strict=True))
                                     for _ in range(count - 1)]
             self._sets = (cold_bytes, sets)

@@ -169,16 +169,20 @@ def parser() -> argparse.ArgumentParser:
                         help="with --model: bytes for caches (default: the free memory)")
     _json(doctor)
 
-    stored = _command(commands, "cache", "list or collect a persistent prefix cache")
+    stored = _command(commands, "cache", "list or collect packed weights or a prefix cache")
     actions = stored.add_subparsers(metavar="ACTION", required=True)
     for name, text in (("ls", "what is in it"), ("gc", "remove what is too old or too much")):
         action = _command(actions, name, text, "cache")
         action.set_defaults(action=name)
-        action.add_argument("path", metavar="DIR", help="the directory given as cache_dir")
+        action.add_argument("path", metavar="DIR", nargs="?",
+                            help="a directory that was given as cache_dir (default: that of packed "
+                                 "weights)")
         if name == "gc":
             action.add_argument("--max-bytes", type=int, metavar="N",
                                 help="keep at most this much, the entries used last "
                                      "(default: whatever is young enough)")
+            action.add_argument("--verify", action="store_true",
+                                help="read everything and remove what is damaged")
         _json(action)
     return top
 

@@ -55,6 +55,8 @@ class LLM:
         page_size: tokens per page of the compressed caches, even; default: 128, or the given
             Program's.
         cache_bytes: bound on the paged caches; default: all requests at full length.
+        cache_weights: keep the weights on disk as the kernels read them; else they are packed anew,
+            in memory, by every process.
         prefill_chunk, prefix_cache, cache_dir, cache_dir_bytes, snapshot_interval, replay,
             keep_tokens, draft, draft_width, verification, overlap: see ``EngineSettings``.
         progress: show bars on stderr; default: if it is a terminal.
@@ -67,7 +69,8 @@ class LLM:
                  target: str = "cpu", num_threads: int | None = None,
                  max_model_len: int | None = None, max_num_seqs: int = 64,
                  max_num_batched_tokens: int = 2048, page_size: int | None = None,
-                 cache_bytes: int | None = None, prefill_chunk: int | None = None,
+                 cache_bytes: int | None = None, cache_weights: bool = True,
+                 prefill_chunk: int | None = None,
                  prefix_cache: PrefixCacheMode = "exact", cache_dir: str | Path | None = None,
                  cache_dir_bytes: int | None = None, snapshot_interval: int = 8,
                  replay: ReplayMode = "off",
@@ -88,7 +91,8 @@ class LLM:
         engine = load_engine(
             Path(model), settings,
             {name: value for name, value in sizes.items() if value is not None}, program=program,
-            target=target, num_threads=num_threads, cache_bytes=cache_bytes, progress=show)
+            target=target, num_threads=num_threads, cache_bytes=cache_bytes,
+            cache_weights=cache_weights, progress=show)
         self._attach(engine, Path(model), show)
 
     @staticmethod

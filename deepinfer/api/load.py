@@ -12,15 +12,16 @@ from deepinfer.graph.limits import Limits
 from deepinfer.program import Program
 from deepinfer.runtime.devices.cpu import CpuDevice
 from deepinfer.runtime.engine import Engine
+from deepinfer.runtime.prepacked import open_weights
 from deepinfer.runtime.scheduler import default_chunk
 from deepinfer.runtime.state import StateSizes
 from deepinfer.runtime.text import Text
-from deepinfer.runtime.weights import load_weights
+from deepinfer.runtime.weight_store import WeightStore
 
 
 def load_engine(model: Path, settings: EngineSettings, sizes: dict[str, int], *,
                 program: Program | str | Path | None, target: str, num_threads: int | None,
-                cache_bytes: int | None, progress: bool) -> Engine:
+                cache_bytes: int | None, cache_weights: bool, progress: bool) -> Engine:
     """An engine for a checkpoint.
 
     Args:
@@ -62,12 +63,13 @@ def load_engine(model: Path, settings: EngineSettings, sizes: dict[str, int], *,
         snapshot_interval=settings.snapshot_interval if settings.prefix_cache == "exact" else None,
         parts=settings.snapshot_parts(drafts))
     text = Text.load(model, program.manifest["facts"]["bos"])
-    weights = load_weights(program.manifest["weights"], model)
-    device = CpuDevice(program, weights, state.for_device(), num_threads=num_threads)
+    weights = open_weights(program, model, WeightStore.default() if cache_weights else None)
+    device = CpuDevice(program, weights.arrays, state.for_device(), num_threads=num_threads)
     rows = min(limits.max_num_batched_tokens, built["max_num_batched_tokens"])
     try:
         return Engine(program, device, state, max_num_batched_tokens=rows, max_model_len=length,
-                      text=text, model=model, **settings.for_engine(drafts))
+                      text=text, model=model, fingerprint=weights.fingerprint,
+                      **settings.for_engine(drafts))
     except BaseException:
         device.close()
         raise

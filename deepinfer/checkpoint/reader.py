@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,10 @@ import numpy.typing as npt
 from deepinfer.checkpoint.dtypes import READ_DTYPES
 from deepinfer.checkpoint.files import check_index, list_shards
 from deepinfer.checkpoint.header import TensorInfo, read_header
+from deepinfer.checkpoint.shard import Shard
 from deepinfer.errors import CheckpointError
+
+_RELEASE_BYTES = 64 << 20  # of tensors read before their pages are given back
 
 
 class CheckpointReader:
@@ -32,11 +36,12 @@ class CheckpointReader:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         shards, weight_map = list_shards(self.path)
-        self._data: dict[Path, npt.NDArray[np.uint8]] = {}
+        self._opened = time.time()  # before any file is looked at
+        self._shards: dict[Path, Shard] = {}
         infos: dict[str, TensorInfo] = {}
         for file in shards:
-            self._data[file] = _map_file(file)
-            for info in read_header(file, self._data[file]):
+            self._shards[file] = Shard.open(file)
+            for info in read_header(file, self._shards[file].data):
                 if info.name in infos:
                     raise CheckpointError(
                         f"tensor {info.name!r} is in two shards",
@@ -61,7 +66,7 @@ class CheckpointReader:
 
     def close(self) -> None:
         """Give up the mappings. Views handed out earlier stay valid and keep theirs alive."""
-        self._data.clear()
+        self._shards.clear()
 
     def names(self) -> tuple[str, ...]:
         """All tensor names, sorted."""
@@ -85,13 +90,13 @@ class CheckpointReader:
         last axis) comes as uint8. The view need not be aligned to its item size.
         """
         info = self.info(name)
-        if info.file not in self._data:
+        if info.file not in self._shards:
             raise CheckpointError(
                 "the reader is closed",
                 where=f"{self.path}, tensor {name!r}",
                 next="take what you need inside the `with` block",
             )
-        data, dtype = self._data[info.file], READ_DTYPES[info.dtype]
+        data, dtype = self._shards[info.file].data, READ_DTYPES[info.dtype]
         if info.begin == info.end:  # numpy takes no view at the very end of a buffer
             return np.empty(info.shape, dtype)
         return np.ndarray(info.shape, dtype, buffer=data, offset=info.begin)
@@ -115,13 +120,42 @@ class CheckpointReader:
 
         Independent of sharding, file names and metadata. Reads all data once, in place.
         """
-        total = hashlib.sha256()
+        total, read = hashlib.sha256(), 0
         for name, info in self._infos.items():
             data = self.raw(name).reshape(-1).view(np.uint8)
+            read += data.size
+            if read >= _RELEASE_BYTES:
+                self.release()
+                read = 0
             # Each line has one fixed-length hash of the data, so no two tensor lists collide.
             line = repr((name, info.dtype, info.shape, hashlib.sha256(data.data).hexdigest()))
             total.update(line.encode() + b"\n")
         return total.hexdigest()
+
+    def stamp(self) -> bytes:
+        """sha256 over where the files are and the state they were opened in; reads no tensor.
+
+        Changing a file moves its ctime, which no program can set. So two readers with one stamp
+        have the same data, if the last change was longer before the opening, see ``age``, than the
+        file system's clock takes to tick. (Not so for whoever writes through a mapping: a page
+        that was not flushed since it was written moves no time when it is written again.)
+        """
+        lines = [repr(str(self.path.resolve())), *(s.stamp() for s in self._shards.values())]
+        return hashlib.sha256("\n".join(lines).encode()).digest()
+
+    def age(self) -> float:
+        """Seconds from the last change of a file to the opening of the reader."""
+        return self._opened - max(s.changed_at() for s in self._shards.values())
+
+    def require_unchanged(self) -> None:
+        """Raise CheckpointError if a file was changed or replaced since the opening."""
+        for shard in self._shards.values():
+            shard.require_unchanged()
+
+    def release(self) -> None:
+        """Give back the memory of what was read; views stay valid and read the files again."""
+        for shard in self._shards.values():
+            shard.release()
 
 
 def check_closed(
@@ -148,16 +182,3 @@ def check_closed(
 def _list(kind: str, names: set[str]) -> str:
     shown = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
     return f"{len(names)} {kind} tensor{'s' if len(names) > 1 else ''}: {shown}"
-
-
-def _map_file(file: Path) -> npt.NDArray[np.uint8]:
-    try:
-        if file.stat().st_size == 0:  # an empty file cannot be mapped
-            return np.empty(0, np.uint8)
-        return np.asarray(np.memmap(file, np.uint8, mode="r")).view(np.ndarray)
-    except OSError as error:
-        raise CheckpointError(
-            f"the file cannot be read: {error.strerror or error}",
-            where=str(file),
-            next="check its permissions and the disk",
-        ) from error

@@ -1,4 +1,4 @@
-"""`deepinfer cache`: list or collect the files of a persistent prefix cache (LLM's cache_dir)."""
+"""`deepinfer cache`: list or collect packed weights, or a persistent prefix cache."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 from deepinfer.commands.output import emit, emit_json, size, table
 from deepinfer.errors import RequestError, ToolchainError
-from deepinfer.runtime.store_gc import collect, entries, header_of, leftovers
+from deepinfer.runtime.store_gc import Collected, collect, entries, header_of, leftovers
+from deepinfer.runtime.weight_store import weights_dir
 
 GC_TIMEOUT_S = 10.0  # for another process that collects
 
 
 def run(args: argparse.Namespace) -> int:
-    root = Path(args.path)
-    if not root.is_dir():
+    root = Path(args.path) if args.path is not None else weights_dir()
+    if args.path is not None and not root.is_dir():
         raise RequestError(f"no directory '{args.path}'", where="prefix cache",
                            next="give the directory that was cache_dir")
     return list_entries(root, args) if args.action == "ls" else collect_garbage(root, args)
@@ -27,7 +28,7 @@ def list_entries(root: Path, args: argparse.Namespace) -> int:
     """Print what is in the cache; damaged data only show when they are read."""
     now = time.time()
     found: list[dict[str, Any]] = []
-    for entry in entries(root):
+    for entry in entries(root) if root.is_dir() else ():
         header = header_of(entry)
         found.append({
             "key": entry.key, "kind": entry.kind, "bytes": entry.nbytes, "used": entry.used,
@@ -64,12 +65,14 @@ def _span(seconds: float) -> str:
 
 
 def collect_garbage(root: Path, args: argparse.Namespace) -> int:
-    """Remove what is too old, too much, damaged at its head, or left over by killed writers."""
+    """Remove what is too old, too much, damaged, or left over by killed writers."""
     if args.max_bytes is not None and args.max_bytes < 0:
         raise RequestError(f"max_bytes is {args.max_bytes}, expected at least 0",
                            where="--max-bytes", next="give the bytes that may remain")
-    done = collect(root, max_bytes=args.max_bytes, timeout_s=GC_TIMEOUT_S,
-                   check_all=True)
+    done: Collected | None = Collected()
+    if root.is_dir():
+        done = collect(root, max_bytes=args.max_bytes, timeout_s=GC_TIMEOUT_S, check_all=True,
+                       verify=args.verify)
     if done is None:
         raise ToolchainError(f"another process has collected for {GC_TIMEOUT_S:.0f} s",
                              where=str(root), next="try again later, or end that process")

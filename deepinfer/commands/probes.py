@@ -100,7 +100,18 @@ def running() -> list[Finding]:
         group, "CPU", True, f"{platform.machine()}, {_cores()} cores, "
         f"ISA levels {', '.join(levels)}",
         f"target cpu builds level {levels[-1]} unless --isa says otherwise"))
-    return found
+    return [*found, huge_pages()]
+
+
+def huge_pages() -> Finding:
+    """Whether the system gives them to whoever asks: under [always] and [madvise]."""
+    try:
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip()
+    except OSError:
+        text = ""
+    there = "[always]" in text or "[madvise]" in text
+    return Finding("run Programs", "huge pages", there, text or "none on this system",
+                   "state and buffers lie on them" if there else "small pages: the same bits")
 
 
 def _cores() -> int:
@@ -184,6 +195,20 @@ def ascend950() -> list[Finding]:
     return found
 
 
+def packed_weights() -> Finding:
+    """What is kept of models that were loaded before."""
+    from deepinfer.commands.output import size
+    from deepinfer.runtime.store_gc import entries
+    from deepinfer.runtime.weight_store import weights_dir
+
+    path = weights_dir()
+    kept = [e for e in entries(path) if e.kind == "weights"] if path.is_dir() else []
+    return Finding("settings", "packed weights", bool(kept),
+                   f"{path}: {len(kept)} files, {size(sum(e.nbytes for e in kept))}",
+                   "`deepinfer cache ls` lists them" if kept else "the first load of a model "
+                   "makes them")
+
+
 def settings() -> list[Finding]:
     """The cache and the environment variables."""
     group = "settings"
@@ -193,6 +218,7 @@ def settings() -> list[Finding]:
     found = [Finding(group, "cache", writable, str(path),
                      "Programs and kernels are kept there" if writable
                      else "cannot be written: set DEEPINFER_CACHE_DIR")]
+    found.append(packed_weights())
     for name, meaning in KNOWN.items():
         if name in os.environ:
             found.append(Finding(group, name, True, os.environ[name], meaning))

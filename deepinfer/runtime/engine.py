@@ -63,6 +63,7 @@ class Engine:
             the target's distribution.
         overlap: prepare outputs while the device works; no output depends on it.
         grammar_limits: on the size of structured output's grammars and the time they take.
+        fingerprint: of the weights, where it is known.
 
     Raises:
         RequestError: settings that do not fit each other.
@@ -76,12 +77,13 @@ class Engine:
                  snapshot_interval: int = 8,
                  replay: str = "off", keep_tokens: int | None = None, draft: Mode = "fixed",
                  draft_width: int | None = None, verification: Verification = "exact",
-                 overlap: bool = True, grammar_limits: GrammarLimits | None = None) -> None:
+                 overlap: bool = True, grammar_limits: GrammarLimits | None = None,
+                 fingerprint: str = "") -> None:
         self.program, self.device, self.sizes, self.text = program, device, sizes, text
         self.facts: Mapping[str, Any] = program.manifest["facts"]
         self.max_model_len = max_model_len or int(self.facts["max_model_len"])
         self._eos = frozenset(self.facts["eos"])
-        self._model, self._fingerprint = model, ""
+        self._model, self._fingerprint = model, fingerprint
         if not self.facts["block"]:
             draft = "off"
         curve = CostCurve.load(program, Machine.of(program, device))
@@ -129,7 +131,7 @@ class Engine:
     def fingerprint(self) -> str:
         """sha256 over all weights; with the Program's digest it says what results depend on.
 
-        It reads every byte of the checkpoint once, when first asked for.
+        Where it is not known yet, every byte of the checkpoint is read, when first asked for.
         """
         if not self._fingerprint:
             if self._model is None:

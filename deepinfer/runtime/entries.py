@@ -1,4 +1,4 @@
-"""The file format of the persistent prefix cache: one page or one snapshot a file.
+"""The file format of what is kept on disk: a page, a snapshot, or prepacked weights a file.
 
     magic            8 bytes
     header length    u32, little endian
@@ -6,7 +6,8 @@
     header's sha256  32 bytes
     payload          the arrays, one after the other, C order
 
-The header's hash covers the payload's, so every byte of a file is under a checksum.
+The header's hash covers the payload's, so every byte of a file is under a checksum. The payload of
+weights has zero bytes between its arrays, see ``weight_file``.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 Layout = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
-KINDS = ("page", "snapshot")
+KINDS = ("page", "snapshot", "weights", "fingerprint")
 MAGIC = b"DIprefx1"
 MAX_HEADER = 1 << 24
 _LENGTH = struct.Struct("<I")
+_HASH = 32  # bytes of a sha256
 
 
 class EntryError(ValueError):
@@ -43,7 +45,7 @@ class Header:
     """What an entry says of itself.
 
     Args:
-        kind: "page" or "snapshot". key: hex. identity: of weights, Program and replay.
+        kind: one of KINDS. key: hex. identity: what the contents depend on besides.
         cache_class: how long it is kept. arrays: name, dtype, shape of each. nbytes, sha256: of
         the payload.
     """
@@ -63,11 +65,20 @@ def encode(kind: str, key: bytes, identity: str, cache_class: str, arrays: Array
     digest = hashlib.sha256()
     for part in payload:
         digest.update(part)
+    return [head(Header(
+        kind, key.hex(), identity, cache_class,
+        tuple((n, a.dtype.name, a.shape) for n, a in arrays.items()),
+        sum(map(len, payload)), digest.hexdigest())), *payload]
+
+
+def head(header: Header, align: int = 1) -> bytes:
+    """The bytes before the payload, a multiple of ``align``: blanks after the JSON fill it up."""
     body = json.dumps({
-        "kind": kind, "key": key.hex(), "identity": identity, "class": cache_class,
-        "arrays": [[n, a.dtype.name, list(a.shape)] for n, a in arrays.items()],
-        "nbytes": sum(map(len, payload)), "sha256": digest.hexdigest()}).encode()
-    return [MAGIC + _LENGTH.pack(len(body)) + body + hashlib.sha256(body).digest(), *payload]
+        "kind": header.kind, "key": header.key, "identity": header.identity,
+        "class": header.cache_class, "arrays": header.arrays, "nbytes": header.nbytes,
+        "sha256": header.sha256}).encode()
+    body += b" " * (-(len(MAGIC) + _LENGTH.size + len(body) + _HASH) % align)
+    return MAGIC + _LENGTH.pack(len(body)) + body + hashlib.sha256(body).digest()
 
 
 def read_header(file: BinaryIO) -> Header:
@@ -82,7 +93,7 @@ def read_header(file: BinaryIO) -> Header:
                                            f"{MAGIC!r}")
     length = _LENGTH.unpack(start[-_LENGTH.size:])[0] if len(start) > len(MAGIC) else 0
     body = file.read(length) if length <= MAX_HEADER else b""
-    if not body or hashlib.sha256(body).digest() != file.read(32):
+    if not body or hashlib.sha256(body).digest() != file.read(_HASH):
         raise EntryError("damaged", "its header does not have the expected sha256")
     try:
         h = json.loads(body)
@@ -107,15 +118,7 @@ def decode(file: BinaryIO, kind: str, key: bytes, identity: str, layout: Layout
         EntryError: anything is not as expected.
     """
     header = read_header(file)
-    found = (header.kind, header.key, header.identity)
-    if found != (kind, key.hex(), identity):
-        raise EntryError("foreign", f"it is {_short(*found)}, expected "
-                                    f"{_short(kind, key.hex(), identity)}")
-    expected = {n: (d.name, tuple(s)) for n, (d, s) in layout.items()}
-    arrays = {n: (d, s) for n, d, s in header.arrays}
-    if arrays != expected or list(arrays) != list(expected):
-        raise EntryError("foreign", f"its {len(arrays)} arrays have another layout than the "
-                                    f"{len(expected)} expected ones")
+    check_identity(header, kind, key, identity, layout)
     payload = file.read()
     sizes = [d.itemsize * int(np.prod(s, dtype=np.int64)) for d, s in layout.values()]
     if not len(payload) == header.nbytes == sum(sizes):
@@ -129,6 +132,19 @@ def decode(file: BinaryIO, kind: str, key: bytes, identity: str, layout: Layout
                                   first).reshape(shape)
         first += size
     return out
+
+
+def check_identity(header: Header, kind: str, key: bytes, identity: str, layout: Layout) -> None:
+    """Raise EntryError unless a header is that of exactly this entry."""
+    found = (header.kind, header.key, header.identity)
+    if found != (kind, key.hex(), identity):
+        raise EntryError("foreign", f"it is {_short(*found)}, expected "
+                                    f"{_short(kind, key.hex(), identity)}")
+    expected = {n: (d.name, tuple(s)) for n, (d, s) in layout.items()}
+    arrays = {n: (d, s) for n, d, s in header.arrays}
+    if arrays != expected or list(arrays) != list(expected):
+        raise EntryError("foreign", f"its {len(arrays)} arrays have another layout than the "
+                                    f"{len(expected)} expected ones")
 
 
 def _short(kind: str, key: str, identity: str) -> str:

@@ -1,4 +1,4 @@
-"""Listing and collecting the files of a persistent prefix cache.
+"""Listing and collecting the files of an entry store: a prefix cache, or prepacked weights.
 
 Only files with names that the store gives are ever touched. Two collections at once do no harm; a
 lock keeps them from doing the work twice.
@@ -20,7 +20,8 @@ from pathlib import Path
 
 from deepinfer.runtime.entries import KINDS, EntryError, Header, read_header
 
-MAX_AGE_S = {"agent": 3 * 86400.0, "chat": 7 * 86400.0}  # since the last use, by cache class
+# Since the last use, by cache class.
+MAX_AGE_S = {"agent": 3 * 86400.0, "chat": 7 * 86400.0, "weights": 30 * 86400.0}
 TEMPORARY = "tmp"
 LOCK = "gc.lock"
 LEFTOVER_S = 3600.0  # a file of a writer that cannot be asked whether it lives
@@ -80,11 +81,17 @@ def entries(root: Path) -> Iterator[Entry]:
                 yield Entry(path, name[2], name[1], stat.st_size, stat.st_mtime)
 
 
-def header_of(entry: Entry) -> Header | None:
-    """What an entry says of itself; None if it is damaged or gone. Data are not verified."""
+def header_of(entry: Entry, verify: bool = False) -> Header | None:
+    """What an entry says of itself; None if it is damaged or gone.
+
+    Args:
+        verify: read its data, too, and take it for damaged unless they have their sha256.
+    """
     try:
         with open(entry.path, "rb") as file:
-            return read_header(file)
+            header = read_header(file)
+            good = not verify or hashlib.file_digest(file, "sha256").hexdigest() == header.sha256
+            return header if good else None
     except (OSError, EntryError):
         return None
 
@@ -119,14 +126,14 @@ def _is_abandoned(path: Path, now: float, here: bool) -> bool:
 def collect(root: Path, *, max_bytes: int | None = None,
             max_age_s: Mapping[str, float] = MAX_AGE_S, clock: Callable[[], float] = time.time,
             sleep: Callable[[float], None] = time.sleep, timeout_s: float = 0.0,
-            check_all: bool = False) -> Collected | None:
+            check_all: bool = False, verify: bool = False) -> Collected | None:
     """Remove what is too old or too much, least recently used first, and what writers left over.
 
     Args:
         max_bytes: that may remain; None: any number. max_age_s: by cache class; a class that is
             not in it has the shortest.
         timeout_s: how long to wait for another process that collects.
-        check_all: look into young files, too, for damaged headers.
+        check_all: look into young files, too, for damaged headers. verify: read all their data.
 
     Returns:
         What was removed; None if the other process was still at it.
@@ -135,13 +142,14 @@ def collect(root: Path, *, max_bytes: int | None = None,
         OSError: the directory cannot be read or written.
     """
     with open(root / LOCK, "ab") as lock:
-        if not _locked(lock.fileno(), clock() + timeout_s, clock, sleep):
+        if not locked(lock.fileno(), clock() + timeout_s, clock, sleep):
             return None
-        return _collect(root, max_bytes, max_age_s, clock(), check_all)
+        return _collect(root, max_bytes, max_age_s, clock(), check_all, verify)
 
 
-def _locked(fd: int, deadline: float, clock: Callable[[], float], sleep: Callable[[float], None]
-            ) -> bool:
+def locked(fd: int, deadline: float, clock: Callable[[], float], sleep: Callable[[float], None]
+           ) -> bool:
+    """Lock a file against other processes; False if one of them still had it at the deadline."""
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,19 +159,19 @@ def _locked(fd: int, deadline: float, clock: Callable[[], float], sleep: Callabl
                 return False
             sleep(0.05)
         except OSError:
-            return True  # a file system without locks: collect all the same
+            return True  # a file system without locks: go on all the same
 
 
 def _collect(root: Path, max_bytes: int | None, max_age_s: Mapping[str, float], now: float,
-             check_all: bool) -> Collected:
+             check_all: bool, verify: bool) -> Collected:
     done = Collected()
     for path in leftovers(root, now):
         done.leftovers += _remove(path, path.stat().st_size if path.exists() else 0, done)
     shortest = min(max_age_s.values(), default=float("inf"))
     kept = []
     for entry in entries(root):
-        if check_all or now - entry.used > shortest:  # else it need not be opened
-            header = header_of(entry)
+        if check_all or verify or now - entry.used > shortest:  # else it need not be opened
+            header = header_of(entry, verify)
             if header is None:
                 done.damaged += _remove(entry.path, entry.nbytes, done)
                 continue

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from deepinfer.checkpoint.token_map import read_tokenizer
 
@@ -39,8 +38,7 @@ class Text:
         added = tokenizer.get_added_tokens_decoder()
         self._special = {i for i, token in added.items() if token.special}
         self._bytes: dict[int, bytes] = {}  # of the tokens seen so far
-        decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
-        self.byte_level = decoder.get("type") == "ByteLevel"
+        self.byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._byte_of = _byte_of()
 
     @staticmethod

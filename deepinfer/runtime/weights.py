@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from deepinfer.checkpoint.layouts import apply_layout
+from deepinfer.checkpoint.layouts import apply_layout, split_name
 from deepinfer.checkpoint.reader import CheckpointReader, check_closed
 from deepinfer.checkpoint.scales import check_weight_scales
 from deepinfer.checkpoint.token_map import token_map_for
@@ -35,17 +35,30 @@ def load_weights(table: Mapping[str, Any], model: Path) -> dict[str, Array]:
     Raises:
         CheckpointError: a tensor is missing, extra, of another type, or holds a bad scale.
     """
-    stored = table["stored"]
     with CheckpointReader(model) as reader:
-        _check_names(reader, stored)
-        for name, entry in stored.items():
-            if "unused" not in entry:
-                _check_scales(reader, name, entry, stored)
-        return {name: _load(name, reader, model, how, stored)
-                for name, how in table["values"].items()}
+        check_names(reader, table["stored"])
+        check_scales(reader, table["stored"])
+        return dict(make_each(table["values"], table, reader))
 
 
-def _check_names(reader: CheckpointReader, stored: Mapping[str, Any]) -> None:
+def make_each(names: Iterable[str], table: Mapping[str, Any], reader: CheckpointReader
+              ) -> Iterator[tuple[str, Array]]:
+    """Name and array of some values, one after the other; what the one before was made of need not
+    stay in memory."""
+    for name in names:
+        yield name, _make(name, table, reader)
+        reader.release()
+
+
+def is_stored(name: str, table: Mapping[str, Any]) -> bool:
+    """Whether a value is a tensor of the checkpoint as it is."""
+    how = table["values"][name]
+    return ("derive" not in how and not split_name(name)[1]
+            and "*" not in table["stored"][how["of"]]["tensors"])
+
+
+def check_names(reader: CheckpointReader, stored: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless the checkpoint has exactly these tensors, with their types."""
     declared: list[str] = []
     unused: list[str] = []
     for entry in stored.values():
@@ -59,28 +72,30 @@ def _check_names(reader: CheckpointReader, stored: Mapping[str, Any]) -> None:
                 reader.require(tensor, TAGS[entry["dtype"]], tuple(entry["shape"]))
 
 
-def _check_scales(reader: CheckpointReader, name: str, entry: Mapping[str, Any],
-                  stored: Mapping[str, Any]) -> None:
-    if entry["dtype"] not in ("e4m3", "e2m1"):
-        return
-    scale = stored[name.removesuffix(".weight") + ".scale"]
-    per_row = scale["shape"][0] == entry["shape"][0]  # one scale per 32 of a row, or per tile
-    for weight_name, scale_name in zip(tensor_names(entry), tensor_names(scale), strict=True):
-        check_weight_scales(reader.raw(weight_name), reader.raw(scale_name),
-                            tile=(1, 32) if per_row else (32, 32),
-                            where=f"{reader.info(weight_name).file}, {weight_name}")
+def check_scales(reader: CheckpointReader, stored: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless all quantised weights that are used are exact in bf16."""
+    for name, entry in stored.items():
+        if "unused" in entry or entry["dtype"] not in ("e4m3", "e2m1"):
+            continue
+        scale = stored[name.removesuffix(".weight") + ".scale"]
+        per_row = scale["shape"][0] == entry["shape"][0]  # one per 32 of a row, or per tile
+        for weight_name, scale_name in zip(tensor_names(entry), tensor_names(scale), strict=True):
+            check_weight_scales(reader.raw(weight_name), reader.raw(scale_name),
+                                tile=(1, 32) if per_row else (32, 32),
+                                where=f"{reader.info(weight_name).file}, {weight_name}")
+        reader.release()
 
 
-def _load(name: str, reader: CheckpointReader, model: Path, how: Mapping[str, Any],
-          stored: Mapping[str, Any]) -> Array:
+def _make(name: str, table: Mapping[str, Any], reader: CheckpointReader) -> Array:
+    how = table["values"][name]
     if how.get("derive") == "rope":
         yarn = how["yarn"]
         theta = rope_theta(how["base"], how["dims"], tuple(yarn) if yarn else None)
         return rope_table(how["rows"], theta)
     if how.get("derive") == "token_map":
-        return token_map_for(model, vocab_size=how["vocab_size"], classes=how["classes"],
+        return token_map_for(reader.path, vocab_size=how["vocab_size"], classes=how["classes"],
                              pad=how["pad"])
-    entry = stored[how["of"]]
+    entry = table["stored"][how["of"]]
     arrays = [reader.raw(t) for t in tensor_names(entry)]
     source = np.stack(arrays) if "*" in entry["tensors"] else arrays[0]
     return apply_layout(name, source)

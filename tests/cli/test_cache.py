@@ -6,16 +6,19 @@ import fcntl
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deepinfer.cli import main
-from deepinfer.commands import cache
+from deepinfer.commands import cache, probes
 from deepinfer.compiler import read_config
 from deepinfer.graph.make_model import tiny_config
 from deepinfer.runtime.store import PageStore
-from deepinfer.runtime.store_gc import LOCK
+from deepinfer.runtime.store_gc import LOCK, entry_path
+from deepinfer.runtime.weight_store import WeightStore, weights_dir
+from tests.runtime import weight_writer
 from tests.runtime.fake_device import fake_program
 from tests.runtime.store_writer import arrays_of, key_of
 
@@ -142,3 +145,52 @@ def test_capacity_for_readers(capsys):
 def test_capacity_refuses(capsys, argv, message):
     assert main(["doctor", *argv]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def packed(tmp_path, monkeypatch) -> Path:
+    """A cache directory with two files of packed weights, one of them damaged in its data."""
+    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(weight_writer, "say", lambda *words: None)
+    store = WeightStore(weights_dir())
+    for key in (b"a" * 32, b"b" * 32):
+        assert store.build(replace(weight_writer.PACK, key=key), weight_writer.arrays) is not None
+    store.remember(b"s" * 32, "ab" * 32)
+    file = entry_path(store.path, "weights", b"b" * 32)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    return store.path
+
+
+def test_packed_weights_are_the_default(packed, capsys):
+    assert main(["cache", "ls", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["path"] == str(packed) and found["leftovers"] == 0
+    assert [(e["kind"], e["class"], e["identity"]) for e in found["entries"]] == [
+        ("weights", "weights", "the fingerprint"), ("weights", "weights", "the fingerprint"),
+        ("fingerprint", "weights", "")]
+    size = sum(e["bytes"] for e in found["entries"])
+    assert main(["cache", "ls"]) == 0
+    assert capsys.readouterr().out.startswith(f"{packed}: 3 entries, {size / 1000:.0f} KB")
+    [row] = [f for f in probes.settings() if f.name == "packed weights"]
+    assert row.found and row.detail.startswith(f"{packed}: 2 files, ")
+
+
+def test_gc_verifies_on_request(packed, capsys):
+    for argv, damaged in ((["gc"], 0), (["gc", "--verify"], 1), (["gc", "--verify"], 0)):
+        assert main(["cache", *argv, "--json"]) == 0
+        done = json.loads(capsys.readouterr().out)
+        assert (done["damaged"], done["path"]) == (damaged, str(packed))
+    assert done["kept"] == 2
+
+
+def test_nothing_is_packed_yet(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path / "none"))
+    assert main(["cache", "ls"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/none/weights: 0 entries, 0 B\n"
+    assert main(["cache", "gc", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept"] == 0
+    assert not (tmp_path / "none").exists()
+    [row] = [f for f in probes.settings() if f.name == "packed weights"]
+    assert not row.found and row.follows == "the first load of a model makes them"

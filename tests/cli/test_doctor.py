@@ -93,6 +93,21 @@ def test_a_driver_that_fails_is_no_gpu(monkeypatch, tmp_path):
     assert not gpu.found and gpu.detail == "could not talk to the driver"
 
 
+@pytest.mark.parametrize(("text", "there"), [
+    ("always [madvise] never\n", True), ("[always] madvise never\n", True),
+    ("always madvise [never]\n", False), (None, False)])
+def test_huge_pages(monkeypatch, text, there):
+    def read(self, *args, **given):
+        if text is None:
+            raise FileNotFoundError
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read)
+    found = probes.huge_pages()
+    assert (found.found, found.detail) == (there, (text or "none on this system").strip())
+    assert found.follows.endswith("lie on them" if there else "the same bits")
+
+
 @pytest.mark.parametrize(("target", "name", "home", "prints", "version"), [
     ("sm100", "nvcc", "CUDA_HOME", "Cuda compilation tools, release 13.0, V13.0.88", "V13.0.88"),
     ("ascend950", "bisheng", "BISHENG_HOME", "bisheng version 15.0.5", "version 15.0.5"),

@@ -15,7 +15,9 @@ from deepinfer.api.settings import EngineSettings
 from deepinfer.errors import ProgramError, RequestError
 from deepinfer.llm import LLM
 from deepinfer.runtime.engine import Engine
+from deepinfer.runtime.prepacked import Weights
 from deepinfer.runtime.state import StateSizes
+from deepinfer.settings import cache_dir
 from tests.runtime.fake_engine import FakeEngine
 
 
@@ -34,12 +36,16 @@ class Loaded(FakeEngine):
 @pytest.fixture
 def compiled(monkeypatch) -> SimpleNamespace:
     """Loading without compiler, weights and device; what was compiled and planned is kept."""
-    seen = SimpleNamespace(limits=[], plans=[], devices=[], engines=Loaded.made)
+    seen = SimpleNamespace(limits=[], plans=[], devices=[], stores=[], engines=Loaded.made)
     Loaded.made.clear()
 
     def compile(cfg, *, target, limits, report):
         seen.limits.append(limits)
         return program(limits)
+
+    def open_weights(program, model, store):
+        seen.stores.append(store)
+        return Weights({}, "known")
 
     class Device:
         def __init__(self, *args, num_threads) -> None:
@@ -68,7 +74,7 @@ def compiled(monkeypatch) -> SimpleNamespace:
     from deepinfer.graph.limits import Limits
     loaded = program(Limits(max_model_len=200, page_size=16, max_num_seqs=8))
     for name, value in (("compile", compile), ("CpuDevice", Device), ("Engine", Loaded),
-                        ("Program", FakeProgram), ("load_weights", lambda *args: {}),
+                        ("Program", FakeProgram), ("open_weights", open_weights),
                         ("StateSizes", SimpleNamespace(plan=plan))):
         monkeypatch.setattr(load, name, value)
     return seen
@@ -82,8 +88,9 @@ def test_every_setting_reaches_the_engine(tiny, compiled, tmp_path):
     assert given.keys() == {f.name for f in fields(EngineSettings)}
     assert all(given[f.name] != f.default for f in fields(EngineSettings))
     llm = LLM(tiny, page_size=64, max_num_seqs=4, max_num_batched_tokens=100, num_threads=3,
-              progress=False, cache_bytes=10**6, **given)
+              progress=False, cache_bytes=10**6, cache_weights=False, **given)
     [made] = compiled.engines
+    assert compiled.stores == [None] and made["fingerprint"] == "known"
     assert {name: made[name] for name in given} == given | {"cache_dir": tmp_path}
     assert made["max_num_batched_tokens"] == 100 and made["model"] == tiny
     assert made["device"].num_threads == 3 and llm.engine.text is not None
@@ -97,6 +104,7 @@ def test_every_setting_reaches_the_engine(tiny, compiled, tmp_path):
 def test_defaults_are_those_of_the_engine(tiny, compiled):
     LLM(tiny, progress=False)
     [made] = compiled.engines
+    assert compiled.stores[0].path == cache_dir() / "weights"
     real = inspect.signature(Engine).parameters
     for setting in fields(EngineSettings):
         if setting.name in real and real[setting.name].default is not inspect.Parameter.empty:

@@ -7,8 +7,6 @@ import fcntl
 import os
 import random
 import signal
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -18,9 +16,9 @@ import pytest
 from deepinfer.errors import RequestError
 from deepinfer.runtime.store import RETRY_S, PageStore
 from deepinfer.runtime.store_gc import LEFTOVER_S, LOCK, collect, entries, leftovers
+from tests.runtime.nursery import Nursery
 from tests.runtime.store_writer import arrays_of, key_of, layout_of, size_of
 
-ROOT = Path(__file__).parents[2]
 DAY = 86400.0
 LAYOUT = layout_of()
 
@@ -277,45 +275,6 @@ def test_a_writer_whose_file_was_collected_writes_again(tmp_path, monkeypatch, n
     monkeypatch.setattr(os, "replace", collected)
     assert store.put("page", key_of(1), arrays_of(1), "chat") and lost
     assert equal(store.get("page", key_of(1), LAYOUT), arrays_of(1))
-
-
-class Nursery:
-    """A process that starts writers; see store_writer."""
-
-    def __enter__(self) -> Nursery:
-        self._process = subprocess.Popen([sys.executable, "-m", "tests.runtime.store_writer"],
-                                         cwd=ROOT, bufsize=0, stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
-    def _ask(self, *words: object) -> None:
-        self._process.stdin.write(("|".join(map(str, words)) + "\n").encode())
-
-    def _read(self, kind: str) -> int:
-        """The number in the next line of this kind."""
-        while (line := self._process.stdout.readline().decode().split())[0] != kind:
-            pass
-        return int(line[1])
-
-    def start(self, path: Path, first: int, count: int, *dies: object) -> int:
-        """The pid of a writer of this many entries; ``dies``: at which call, and after how many."""
-        self._ask("start", path, first, count, *dies)
-        return self._read("pid")
-
-    def let_write(self, entries: int) -> None:
-        """Returns when the only writer is about to begin its entry of this number."""
-        for _ in range(entries):
-            self._read("entry")
-
-    def wait(self, pid: int) -> int:
-        """The status of a writer, after its end."""
-        self._ask("wait", pid)
-        return self._read("ended")
 
 
 def read_all(path: Path) -> int:

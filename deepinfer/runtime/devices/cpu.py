@@ -14,6 +14,7 @@ import numpy as np
 from deepinfer.errors import ProgramError, TargetError
 from deepinfer.program import ABI, Phase, Program, ValueInfo
 from deepinfer.runtime.devices.isa import choose_level
+from deepinfer.runtime.devices.memory import aligned
 from deepinfer.runtime.devices.state import StateAccess
 from deepinfer.settings import usable_cpus
 
@@ -38,13 +39,6 @@ class _Step(ctypes.Structure):
                 ("pool", ctypes.c_void_p), ("watch", ctypes.c_void_p)]
 
 
-def aligned(nbytes: int) -> Array:
-    """Zeroed bytes that start at a multiple of 64; pages are touched on first use only."""
-    raw = np.zeros(nbytes + 64, np.uint8)
-    begin = -raw.ctypes.data % 64
-    return raw[begin:begin + nbytes]
-
-
 def _open(program: Program, isa: str) -> ctypes.CDLL:
     """The library of one ISA level, if it is one that this version can call."""
     path = program.path / "bin" / f"{isa}.so"
@@ -61,8 +55,8 @@ def _open(program: Program, isa: str) -> ctypes.CDLL:
 
 
 def _is_paged(program: Program, name: str) -> bool:
-    shapes = [v.shape for p in program.phases.values() for v in p.values if v.name == name]
-    return shapes[0][0] == ("num_pages", 1)
+    shape = next(v.shape for p in program.phases.values() for v in p.values if v.name == name)
+    return shape[0] == ("num_pages", 1)
 
 
 def _thread_count(given: int | None) -> int:

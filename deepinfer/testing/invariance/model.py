@@ -20,9 +20,10 @@ from deepinfer.program import Program
 from deepinfer.runtime.devices.cpu import CpuDevice
 from deepinfer.runtime.devices.isa import host_levels
 from deepinfer.runtime.engine import Engine
+from deepinfer.runtime.prepacked import open_weights
 from deepinfer.runtime.state import StateSizes
 from deepinfer.runtime.text import Text
-from deepinfer.runtime.weights import load_weights
+from deepinfer.runtime.weight_store import WeightStore
 from deepinfer.targets.base import load_target
 from deepinfer.testing.invariance.subject import Made, Setting, Wrap, fill_state
 
@@ -53,7 +54,7 @@ class ModelSubject:
         self.cfg, self._program = cfg, program
         self.limits = Limits(**program.manifest["limits"])
         self._by_level: dict[str, Program] = dict.fromkeys(program.manifest["isa"], program)
-        self._weights = load_weights(program.manifest["weights"], self.model)
+        self._weights = open_weights(program, self.model, WeightStore.default()).arrays
         self._text = Text.load(self.model, program.manifest["facts"]["bos"])
 
     @property
