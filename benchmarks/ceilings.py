@@ -39,7 +39,8 @@ def matmul_seconds(m: int, n: int, k: int, dtype: str, threads: int, cold_bytes:
     torch.set_num_threads(threads)
     kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
     each = n * k * kind.itemsize
-    weights = [torch.randn(n, k).to(kind) for _ in range(1 + cold_bytes // each)]
+    first = torch.randn(n, k).to(kind)
+    weights = [first, *(first.clone() for _ in range(cold_bytes // each))]
     x, at = torch.randn(m, k).to(kind), 0
 
     def measure(repeats: int = 5) -> float:

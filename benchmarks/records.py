@@ -20,6 +20,7 @@ from autotune.keys import Machine, Policy
 from deepinfer.compiler import default_levels
 
 FORMAT = 1
+WIDTH = 160  # columns of a table that goes to a file
 ROOT = Path(__file__).parents[1]
 HIGHER = {"tokens/s", "GB/s", "GFLOP/s", "ratio"}  # of all other units less is better
 SUFFIXES = {".py", ".h", ".cc", ".cpp", ".json"}
@@ -156,14 +157,17 @@ class Report:
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Print a table; the first column is text, the others are right-aligned."""
         from rich.console import Console
+        from rich.markup import escape
         from rich.table import Table
 
-        shown = Table(title=title, title_justify="left")
+        shown = Table(title=escape(title), title_justify="left")
         for i, column in enumerate(columns):
-            shown.add_column(column, justify="left" if not i else "right", overflow="fold")
+            shown.add_column(column, justify="left" if not i else "right", overflow="fold",
+                             min_width=40 if not i else None)
         for row in rows:
-            shown.add_row(*map(str, row))
-        Console().print(shown)
+            shown.add_row(*(escape(str(cell)) for cell in row))
+        console = Console()
+        (console if console.is_terminal else Console(width=WIDTH)).print(shown)
 
     def plot(self, labels: Sequence[str], values: Sequence[float], axis: str, *,
              line: float | None = None) -> None:

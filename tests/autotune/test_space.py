@@ -12,9 +12,9 @@ from deepinfer.codegen.emit import lower_graph
 from deepinfer.codegen.select import launch_of
 from deepinfer.compiler import build_graphs
 from deepinfer.errors import TargetError
-from deepinfer.ir.types import Sym
 from deepinfer.graph.limits import Limits
 from deepinfer.graph.make_model import tiny_config
+from deepinfer.ir.types import Sym
 from deepinfer.targets.base import load_target
 
 
