@@ -18,6 +18,8 @@ from pairs import PAIRS, Ratio
 
 from autotune.keys import Machine, Policy
 from deepinfer.compiler import default_levels
+from deepinfer.graph.make_model import MODELS, make_model
+from deepinfer.settings import cache_dir, usable_cpus
 
 FORMAT = 1
 WIDTH = 160  # columns of a table that goes to a file
@@ -128,12 +130,20 @@ def arguments(text: str | None, **parts: Any) -> argparse.ArgumentParser:
 
 def settle(args: argparse.Namespace) -> argparse.Namespace:
     """Fill in what was left open: threads, pairs, and the ISA level that is measured."""
-    from deepinfer.settings import usable_cpus
-
     args.threads = args.threads or usable_cpus()
     args.pairs = args.pairs or (2 if args.smoke else PAIRS)
     args.isa = default_levels()[0]
     return args
+
+
+def model_of(name: str) -> Path:
+    """A model's directory; the random ones are made once."""
+    if name not in MODELS:
+        return Path(name)
+    path = cache_dir() / "models" / name
+    if not (path / "config.json").exists():
+        make_model(name, path, seed=0)
+    return path
 
 
 class Report:
@@ -155,19 +165,7 @@ class Report:
                     file.write(json.dumps(record.to_json(self.machine, source_facts())) + "\n")
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Print a table; the first column is text, the others are right-aligned."""
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-
-        shown = Table(title=escape(title), title_justify="left")
-        for i, column in enumerate(columns):
-            shown.add_column(column, justify="left" if not i else "right", overflow="fold",
-                             min_width=40 if not i else None)
-        for row in rows:
-            shown.add_row(*(escape(str(cell)) for cell in row))
-        console = Console()
-        (console if console.is_terminal else Console(width=WIDTH)).print(shown)
+        show_table(title, columns, rows)
 
     def plot(self, labels: Sequence[str], values: Sequence[float], axis: str, *,
              line: float | None = None) -> None:
@@ -198,3 +196,19 @@ def shown(told_: Mapping[str, Any] | None) -> str:
     mark = {True: " ok", False: " MISSED", None: ""}[told_.get("holds")]
     goal = f" ({told_['goal']})" if "goal" in told_ else ""
     return f"{told_['median']:.2f} [{told_['lower']:.2f}]{goal}{mark}"
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table; the first column is text, the others are right-aligned."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(title=escape(title), title_justify="left")
+    for i, column in enumerate(columns):
+        shown.add_column(column, justify="left" if not i else "right", overflow="fold",
+                         min_width=40 if not i else None)
+    for row in rows:
+        shown.add_row(*(escape(str(cell)) for cell in row))
+    console = Console()
+    (console if console.is_terminal else Console(width=WIDTH)).print(shown)

@@ -22,13 +22,11 @@ from typing import Any
 from ceilings import matmul_seconds, policy
 from driver import Decoding, native_seconds, prefill_seconds, prompt_ids
 from pairs import Ratio, compare
-from records import Goal, Record, Report, arguments, ratio_record, settle, shown
+from records import Goal, Record, Report, arguments, model_of, ratio_record, settle, shown
 from traffic import Step, source_graph, traffic
 
 from autotune.clock import Clock
-from deepinfer.graph.make_model import make_model
 from deepinfer.llm import LLM
-from deepinfer.settings import cache_dir
 
 Case = Callable[[argparse.Namespace], Iterator[Record]]
 CASES: dict[str, Case] = {}
@@ -42,22 +40,12 @@ def case(run: Case) -> Case:
     return run
 
 
-def model_of(args: argparse.Namespace) -> Path:
-    """The model that is measured, made if it is one of the random ones."""
-    if args.model not in ("tiny", "mini"):
-        return Path(args.model)
-    path = cache_dir() / "models" / args.model
-    if not (path / "config.json").exists():
-        make_model(args.model, path, seed=0)
-    return path
-
-
 @contextmanager
 def opened(args: argparse.Namespace, model: Path | None = None, **settings: Any) -> Iterator[LLM]:
     """The model, with one Program for all cases, without drafts and without a prefix cache."""
     common = dict(draft="off", prefix_cache="off", max_num_seqs=16, num_threads=args.threads,
                   max_model_len=args.length, progress=False)
-    with LLM(model or model_of(args), **common | settings) as llm:
+    with LLM(model or model_of(args.model), **common | settings) as llm:
         yield llm
 
 
@@ -143,8 +131,8 @@ def peers(args: argparse.Namespace) -> Iterator[Record]:
     from peer import Peer, load_peer
 
     torch.set_num_threads(args.threads)
-    path, dtype = model_of(args), {"bf16": torch.bfloat16, "fp32": torch.float32}[args.peer_dtype]
-    module = load_peer(path, dtype)
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.peer_dtype]
+    module = load_peer(model_of(args.model), dtype)
     made = {kind: Peer(module, args.length, compiled=kind == "compiled") for kind in args.peer}
     with opened(args) as llm:
         for batch in args.batch:
@@ -210,7 +198,7 @@ def overhead(args: argparse.Namespace) -> Iterator[Record]:
     clock = Clock(args.isa, args.threads)
     empty = statistics.median(clock.launches(policy(False), 200)) * 1e-9
     clock.close()
-    models = [(model_of(args), Path(args.model).name)]
+    models = [(model_of(args.model), Path(args.model).name)]
     if not args.smoke:
         models.append((default_model(), "bundled"))
     for path, name in models:
