@@ -39,6 +39,7 @@ bench: $(TEST_STAMP)
 	.venv/bin/python benchmarks/ceilings.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	.venv/bin/python benchmarks/kernels.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	.venv/bin/python benchmarks/serving.py --out $(BENCH_OUT) $(BENCH_ARGS)
+	.venv/bin/python benchmarks/engine.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	.venv/bin/python benchmarks/compile.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	@echo 'compare with an earlier run: .venv/bin/python benchmarks/compare.py OLD.jsonl $(BENCH_OUT)'
 

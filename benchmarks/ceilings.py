@@ -15,14 +15,13 @@ import statistics
 import time
 from collections.abc import Callable
 
-from records import Record, Report, arguments, settle
+from records import REST, Record, Report, arguments, settle
 
 from autotune.clock import Clock
 from autotune.keys import Policy, last_level_bytes
 
 BYTES = (1 << 18, 1 << 21, 1 << 24, 1 << 27)
 MATMULS = ((1, 1024, 1024), (16, 1024, 1024), (256, 1024, 1024), (2048, 1024, 2048))  # M, N, K
-REST = 0.01  # seconds between peers, so that threads that spin for work have gone to sleep
 
 
 def policy(cold: bool = True, seconds: float = 0.3) -> Policy:
@@ -55,6 +54,7 @@ def matmul_seconds(m: int, n: int, k: int, dtype: str, threads: int, cold_bytes:
                 torch.nn.functional.linear(x, weight)
                 if run:  # the first one wakes the threads
                     took.append(time.perf_counter() - begin)
+        time.sleep(REST)
         return statistics.median(took)
 
     return measure

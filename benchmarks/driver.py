@@ -74,6 +74,7 @@ class Decoding:
         phase = self.engine.program.phases["decode"]
         names = tuple(v.name for v in phase.values if v.kind == "temp" and v.dtype == "i32"
                       and v.name.endswith("route.idx"))
+        assert names, "no value of the decode phase is called '...route.idx': what picks experts?"
 
         def look(record: StepRecord) -> None:
             for name in names:

@@ -83,7 +83,8 @@ class Peer:
         self.dtype, self.capacity = model.embed.weight.dtype, capacity
         self.steps = {"prefill": self._prefill, "decode": self._decode}
         if compiled:
-            self.steps = {n: torch.compile(f, dynamic=False) for n, f in self.steps.items()}
+            # The first batch is compiled for its size alone, a second one for any.
+            self.steps = {n: torch.compile(f) for n, f in self.steps.items()}
 
     def reset(self, batch: int) -> None:
         """Forget all texts, and make room for so many."""
@@ -213,10 +214,16 @@ class Peer:
                 shared["candidates"] = attn.indexer.candidates(scores, positions)
             if attn.roles.uses_candidates:
                 scores = scores.masked_fill(~shared["candidates"], -torch.inf)
-            best = scores.topk(min(self.cfg.index_topk, scores.shape[-1]), -1)
-            shared["picks"], shared["real"] = best.indices, best.values > -torch.inf
+            best, shared["picks"] = self.best(scores, min(self.cfg.index_topk, scores.shape[-1]))
+            shared["real"] = best > -torch.inf
         texts = torch.arange(len(u)).view(-1, 1, 1)
         return entries[texts, shared["picks"]], shared["real"]
+
+
+    @staticmethod
+    def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The largest scores of each row and where they are; among equals, whichever is faster."""
+        return scores.topk(count, -1)
 
 
 def load_peer(path: Path, dtype: torch.dtype = torch.bfloat16, precision: Precision | None = None

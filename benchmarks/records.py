@@ -22,6 +22,7 @@ from deepinfer.graph.make_model import MODELS, make_model
 from deepinfer.settings import cache_dir, usable_cpus
 
 FORMAT = 1
+REST = 0.01  # seconds between sides, so that threads that spin for work have gone to sleep
 WIDTH = 160  # columns of a table that goes to a file
 ROOT = Path(__file__).parents[1]
 HIGHER = {"tokens/s", "GB/s", "GFLOP/s", "ratio"}  # of all other units less is better
@@ -122,10 +123,17 @@ def arguments(text: str | None, **parts: Any) -> argparse.ArgumentParser:
                                    formatter_class=argparse.RawDescriptionHelpFormatter, **parts)
     made.add_argument("--smoke", action="store_true", help="tiny sizes: seconds, no figures")
     made.add_argument("--threads", type=int, help="of kernels and peers (all cores)")
-    made.add_argument("--pairs", type=int, help=f"interleaved measurements of a ratio ({PAIRS})")
+    made.add_argument("--pairs", type=_pairs, help=f"interleaved measurements of a ratio ({PAIRS})")
     made.add_argument("--out", type=Path, metavar="FILE", help="append records, a JSON line each")
     made.add_argument("--plot", type=Path, metavar="FILE.png", help="write a plot there")
     return made
+
+
+def _pairs(text: str) -> int:
+    if not text.isdigit() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of pairs, expected an int >= 2: "
+                                         "one pair has no bound")
+    return int(text)
 
 
 def settle(args: argparse.Namespace) -> argparse.Namespace:
@@ -190,12 +198,13 @@ class Report:
 
 
 def shown(told_: Mapping[str, Any] | None) -> str:
-    """A ratio in a table: median, lower bound, and whether its goal holds."""
+    """A ratio in a table: median, the bound that its goal is about, and whether that holds."""
     if told_ is None:
         return "-"
     mark = {True: " ok", False: " MISSED", None: ""}[told_.get("holds")]
     goal = f" ({told_['goal']})" if "goal" in told_ else ""
-    return f"{told_['median']:.2f} [{told_['lower']:.2f}]{goal}{mark}"
+    bound = told_["upper" if str(told_.get("goal")).startswith("<") else "lower"]
+    return f"{told_['median']:.3g} [{bound:.3g}]{goal}{mark}"
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,17 @@ from typing import Any
 from ceilings import matmul_seconds, policy
 from driver import Decoding, native_seconds, prefill_seconds, prompt_ids
 from pairs import Ratio, compare
-from records import Goal, Record, Report, arguments, model_of, ratio_record, settle, shown
+from records import (
+    REST,
+    Goal,
+    Record,
+    Report,
+    arguments,
+    model_of,
+    ratio_record,
+    settle,
+    shown,
+)
 from traffic import Step, source_graph, traffic
 
 from autotune.clock import Clock
@@ -141,7 +152,11 @@ def peers(args: argparse.Namespace) -> Iterator[Record]:
             for kind, peer in made.items():
                 params = params_of(args, batch=batch, prompt=each, peer=kind,
                                    dtype=args.peer_dtype)
-                yield from against(llm, peer, prompts, params, args)
+                try:
+                    yield from against(llm, peer, prompts, params, args)
+                except torch._dynamo.exc.TorchDynamoException as error:
+                    # torch's compiler failed, which is the peer's result: the others go on.
+                    print(f"peer {kind}, batch {batch}: {str(error)[:300]}", file=sys.stderr)
 
 
 def against(llm: LLM, peer: Any, prompts: list[list[int]], params: dict[str, Any],
@@ -166,6 +181,7 @@ def against(llm: LLM, peer: Any, prompts: list[list[int]], params: dict[str, Any
         return took[-1]
 
     def decode_ours() -> float:
+        time.sleep(REST)
         return statistics.median(running.run(STEPS))
 
     decode_peer()  # compiles
@@ -183,7 +199,12 @@ def against(llm: LLM, peer: Any, prompts: list[list[int]], params: dict[str, Any
         return time.perf_counter() - begin
 
     prefill_peer(), prefill_seconds(llm, prompts)
-    ratio = compare(lambda: prefill_seconds(llm, prompts), prefill_peer, args.pairs)
+
+    def prefill_ours() -> float:
+        time.sleep(REST)
+        return prefill_seconds(llm, prompts)
+
+    ratio = compare(prefill_ours, prefill_peer, args.pairs)
     tokens = count * len(prompts[0])
     yield ratio_record("prefill over peer", params, ratio, goal, ours=tokens / ratio.a,
                        peer=tokens / ratio.b)

@@ -14,8 +14,6 @@ from quant import Precision  # noqa: E402
 
 from deepinfer.graph.make_model import make_model  # noqa: E402
 
-WINDOW = 8  # of the tiny model
-
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,11 +28,20 @@ def exact(tiny: Path):
     return load_peer(tiny, precision=Precision(bf16=False, tiled=False, quantize=False))
 
 
-# 24 tokens fill three blocks of the window; 11 do not; 5 fit in one; 41 - 24 outlast every top-k.
+class Ordered(Peer):
+    """Equal scores, which a relu makes common: the lower index first, as the module has it."""
+
+    @staticmethod
+    def best(scores, count):
+        found = scores.sort(dim=-1, descending=True, stable=True)
+        return found.values[..., :count], found.indices[..., :count]
+
+
+# 24 tokens fill three blocks of the window of 8; 11 do not; 5 fit in one.
 @pytest.mark.parametrize("prompt, length", [(24, 41), (11, 16), (5, 12)])
 def test_cached_steps_equal_the_module_on_the_whole_text(exact, prompt, length):
     ids = np.random.default_rng(1).integers(3, 500, (2, length))
-    peer = Peer(exact, 48)
+    peer = Ordered(exact, 48)
     steps = [peer.prefill(ids[:, :prompt])]
     steps += [peer.decode(ids[:, i]) for i in range(prompt, length)]
     with torch.no_grad():
@@ -54,8 +61,7 @@ def test_a_second_text_starts_afresh(exact):
 
 def test_plain_precision_is_bf16_throughout_but_for_the_mixes(tiny):
     model = load_peer(tiny)
-    kinds = {n.split(".")[2] if ".hc_" in n else "": p.dtype for n, p in model.named_parameters()}
-    assert kinds.pop("") is torch.bfloat16
-    assert set(kinds) == {"hc_attn", "hc_ffn"} and set(kinds.values()) == {torch.float32}
+    kinds = {(".hc_" in name, p.dtype) for name, p in model.named_parameters()}
+    assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
     logits = Peer(model, 48).prefill([[5, 6, 7, 8, 9]])
     assert logits.dtype is torch.bfloat16 and logits.isfinite().all()
