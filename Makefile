@@ -2,17 +2,20 @@
 #   make run        compile the bundled model for this CPU, and answer PROMPT
 #   make test       linters, types, tests
 #   make test-all   the same with the long tests
+#   make bench      all benchmarks, an hour on an idle machine; records go to BENCH_OUT
 #   make clean      remove .venv and everything built
 #   PIP_ARGS='...'  goes to every `pip install`;  PYTHON=... chooses the interpreter
 
 .DELETE_ON_ERROR:
-.PHONY: run test test-all clean
+.PHONY: run test test-all bench clean
 .DEFAULT_GOAL := run
 
 PROMPT ?= def fibonacci(n):
 export PROMPT
 PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
 PIP_ARGS ?=
+BENCH_OUT ?= benchmarks.jsonl
+BENCH_ARGS ?=
 
 # A stamp stands for "pyproject.toml as it is now, installed for this folder": a changed file
 # and a moved clone (scripts hold absolute paths) both set up again.
@@ -30,6 +33,15 @@ test: $(TEST_STAMP)
 
 test-all: PYTEST_ARGS += --full
 test-all: test
+
+# One after the other, and nothing else beside them: all of them time the same cores.
+bench: $(TEST_STAMP)
+	.venv/bin/python benchmarks/ceilings.py --out $(BENCH_OUT) $(BENCH_ARGS)
+	.venv/bin/python benchmarks/kernels.py --out $(BENCH_OUT) $(BENCH_ARGS)
+	.venv/bin/python benchmarks/serving.py --out $(BENCH_OUT) $(BENCH_ARGS)
+	.venv/bin/python benchmarks/engine.py --out $(BENCH_OUT) $(BENCH_ARGS)
+	.venv/bin/python benchmarks/compile.py --out $(BENCH_OUT) $(BENCH_ARGS)
+	@echo 'compare with an earlier run: .venv/bin/python benchmarks/compare.py OLD.jsonl $(BENCH_OUT)'
 
 clean:
 	rm -rf .venv build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autotune.space import Problem, Sizes, canonical
+from autotune.step_inputs import STEP_RULES
 from deepinfer.errors import TargetError
 from deepinfer.ir.types import DTYPES, E2M1, E4M3, I32, I64, U8, U64, UE8M0, DType
 from deepinfer.ops.moe import group_rows
@@ -53,7 +54,7 @@ RULES: dict[str, Callable[[Made, np.random.Generator], Made]] = {
 def can_make(problem: Problem) -> bool:
     """Whether inputs are known for the problem's integer operands."""
     integer = any(DTYPES[dtype] in (I32, I64, U64) for _, dtype, _ in problem.inputs)
-    return problem.op in RULES or not integer
+    return problem.op in RULES or problem.op in STEP_RULES or not integer
 
 
 def make(problem: Problem, sizes: Sizes) -> tuple[Array, ...]:
@@ -72,6 +73,8 @@ def make(problem: Problem, sizes: Sizes) -> tuple[Array, ...]:
         made[value.name] = _random(value.type.dtype, value.type.storage(dict(sizes)), rng)
     if problem.op in RULES:
         made.update(RULES[problem.op](made, rng))
+    if problem.op in STEP_RULES:
+        made.update(STEP_RULES[problem.op](made, rng, problem.attrs))
     return tuple(np.ascontiguousarray(made[v.name]) for v in node.inputs)
 
 

@@ -144,7 +144,7 @@ class LocalRunner:
         return tuple(ns)
 
     def ceilings(self) -> dict[str, float]:
-        """This machine's own peaks: "flops" (fp32 multiply-adds) and "bytes" (read) a second.
+        """This machine's own peaks: "flops" (multiply-adds) and "bytes" (read) a second.
 
         Raises:
             ChildFailed: they could not be measured.

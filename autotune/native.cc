@@ -3,6 +3,9 @@
 #include <chrono>
 
 #include "step.h"
+#if defined(DI_ISA_AMX)
+#include "gemm_amx.h"
+#endif
 
 typedef std::chrono::steady_clock Clock;
 
@@ -49,89 +52,92 @@ DI_EXPORT int32_t tune_time(void* pool, DiThunk thunk, void* const* args, int32_
   return timed;
 }
 
-// Peak of fp32 multiply-adds: independent chains in registers, on every thread.
-static const int kChains = 12, kRounds = 1 << 16;
+// The ceilings are kernels like any other, with args and dims of their own: they are timed as
+// kernels are, on the same pool, in turns with them.
 
-static void fma_thunk(void* const* args, const int32_t*, uint8_t*, int32_t lo, int32_t) {
-  float* out = (float*)args[0] + 64 * lo;
-#if defined(DI_ISA_AVX512) || defined(DI_ISA_AMX)
-  __m512 acc[kChains], a = _mm512_set1_ps(out[0]), b = _mm512_set1_ps(out[1]);
-  for (int c = 0; c < kChains; ++c) acc[c] = _mm512_set1_ps((float)c);
-  for (int i = 0; i < kRounds; ++i)
-    for (int c = 0; c < kChains; ++c) acc[c] = _mm512_fmadd_ps(acc[c], a, b);
-  for (int c = 1; c < kChains; ++c) acc[0] = _mm512_add_ps(acc[0], acc[c]);
-  _mm512_storeu_ps(out + 2, acc[0]);
-#elif defined(DI_ISA_AVX2)
-  __m256 acc[kChains], a = _mm256_set1_ps(out[0]), b = _mm256_set1_ps(out[1]);
-  for (int c = 0; c < kChains; ++c) acc[c] = _mm256_set1_ps((float)c);
-  for (int i = 0; i < kRounds; ++i)
-    for (int c = 0; c < kChains; ++c) acc[c] = _mm256_fmadd_ps(acc[c], a, b);
-  for (int c = 1; c < kChains; ++c) acc[0] = _mm256_add_ps(acc[0], acc[c]);
-  _mm256_storeu_ps(out + 2, acc[0]);
-#else
-  typedef float Four __attribute__((vector_size(16)));
-  Four acc[kChains], a = {out[0], out[0], out[0], out[0]}, b = {out[1], out[1], out[1], out[1]};
-  for (int c = 0; c < kChains; ++c) acc[c] = b * (float)c;
-  for (int i = 0; i < kRounds; ++i)
-    for (int c = 0; c < kChains; ++c) acc[c] = acc[c] * a + b;
-  for (int c = 1; c < kChains; ++c) acc[0] += acc[c];
-  for (int i = 0; i < 4; ++i) out[2 + i] = acc[0][i];
-#endif
-}
+// Nothing: what starting a launch and waiting for its end costs.
+DI_EXPORT void tune_nothing(void* const*, const int32_t*, uint8_t*, int32_t, int32_t) {}
 
-static int lanes() {
-#if defined(DI_ISA_AVX512) || defined(DI_ISA_AMX)
-  return 16;
-#elif defined(DI_ISA_AVX2)
-  return 8;
-#else
-  return 4;
-#endif
-}
-
-static void read_thunk(void* const* args, const int32_t* dims, uint8_t*, int32_t lo, int32_t hi) {
+// Reads dims[0] KiB of args[0] per item; args[1] holds 64 bytes for each thread's sum.
+DI_EXPORT void tune_read(void* const* args, const int32_t* dims, uint8_t*, int32_t lo, int32_t hi) {
   const uint64_t* data = (const uint64_t*)args[0];
   const int64_t per = (int64_t)dims[0] * 1024 / 8;  // words of an item
   uint64_t sum[8] = {};
   for (int64_t i = lo * per; i + 8 <= hi * per; i += 8)
     for (int j = 0; j < 8; ++j) sum[j] += data[i + j];
-  ((uint64_t*)args[1])[8 * (lo % 512)] = sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] +
-                                        sum[6] + sum[7];
+  ((uint64_t*)args[1])[8 * lo] = sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] +
+                                 sum[7];
 }
 
-// The best of `repeats`: operations per second of `threads` threads; `room` holds 64 floats each.
-DI_EXPORT double tune_peak_flops(void* pool, int32_t threads, float* room, int32_t repeats) {
-  DiFloatState state;
-  DiTask task = {};
-  task.thunk = fma_thunk;
-  task.items = threads;
-  task.args[0] = room;
-  double best = 0;
-  for (int32_t r = 0; r < repeats; ++r) {
-    for (int32_t t = 0; t < threads; ++t) room[64 * t] = 0.5f, room[64 * t + 1] = 1.0f;
-    const Clock::time_point begin = Clock::now();
-    ((DiPool*)pool)->run(task);
-    const double rate = 2.0 * kChains * kRounds * lanes() * threads / (double)since(begin) * 1e9;
-    best = rate > best ? rate : best;
+// fp32 multiply-adds: independent chains in registers. An item is kChains * kRounds of them in each
+// lane; args[0] holds 64 floats per item.
+static const int kChains = 12, kRounds = 1 << 16;
+
+DI_EXPORT void tune_fma(void* const* args, const int32_t*, uint8_t*, int32_t lo, int32_t hi) {
+  for (int32_t item = lo; item < hi; ++item) {
+    float* out = (float*)args[0] + 64 * item;
+    out[0] = 0.5f, out[1] = 1.0f;
+#if defined(DI_ISA_AVX512) || defined(DI_ISA_AMX)
+    __m512 acc[kChains], a = _mm512_set1_ps(out[0]), b = _mm512_set1_ps(out[1]);
+    for (int c = 0; c < kChains; ++c) acc[c] = _mm512_set1_ps((float)c);
+    for (int i = 0; i < kRounds; ++i)
+      for (int c = 0; c < kChains; ++c) acc[c] = _mm512_fmadd_ps(acc[c], a, b);
+    for (int c = 1; c < kChains; ++c) acc[0] = _mm512_add_ps(acc[0], acc[c]);
+    _mm512_storeu_ps(out + 2, acc[0]);
+#elif defined(DI_ISA_AVX2)
+    __m256 acc[kChains], a = _mm256_set1_ps(out[0]), b = _mm256_set1_ps(out[1]);
+    for (int c = 0; c < kChains; ++c) acc[c] = _mm256_set1_ps((float)c);
+    for (int i = 0; i < kRounds; ++i)
+      for (int c = 0; c < kChains; ++c) acc[c] = _mm256_fmadd_ps(acc[c], a, b);
+    for (int c = 1; c < kChains; ++c) acc[0] = _mm256_add_ps(acc[0], acc[c]);
+    _mm256_storeu_ps(out + 2, acc[0]);
+#else
+    typedef float Four __attribute__((vector_size(16)));
+    Four acc[kChains], a = {out[0], out[0], out[0], out[0]}, b = {out[1], out[1], out[1], out[1]};
+    for (int c = 0; c < kChains; ++c) acc[c] = b * (float)c;
+    for (int i = 0; i < kRounds; ++i)
+      for (int c = 0; c < kChains; ++c) acc[c] = acc[c] * a + b;
+    for (int c = 1; c < kChains; ++c) acc[0] += acc[c];
+    for (int i = 0; i < 4; ++i) out[2 + i] = acc[0][i];
+#endif
   }
-  return best;
 }
 
-// The best of `repeats`: bytes per second read from `data` (a multiple of threads KiB).
-DI_EXPORT double tune_peak_read(void* pool, int32_t threads, uint64_t* data, int64_t bytes,
-                                uint64_t* room, int32_t repeats) {
-  DiTask task = {};
-  task.thunk = read_thunk;
-  task.items = threads;
-  task.dims[0] = (int32_t)(bytes / threads / 1024);
-  task.args[0] = data;
-  task.args[1] = room;
-  double best = 0;
-  for (int32_t r = 0; r < repeats; ++r) {
-    const Clock::time_point begin = Clock::now();
-    ((DiPool*)pool)->run(task);
-    const double rate = (double)task.dims[0] * 1024 * threads / (double)since(begin) * 1e9;
-    best = rate > best ? rate : best;
+// Operations of one item of tune_fma.
+DI_EXPORT int64_t tune_fma_ops() {
+#if defined(DI_ISA_AVX512) || defined(DI_ISA_AMX)
+  return 2LL * kChains * kRounds * 16;
+#elif defined(DI_ISA_AVX2)
+  return 2LL * kChains * kRounds * 8;
+#else
+  return 2LL * kChains * kRounds * 4;
+#endif
+}
+
+// bf16 tile products: four accumulators in turns, as a large GEMM has them.
+static const int kTileRounds = 1 << 12;
+
+DI_EXPORT void tune_amx(void* const* args, const int32_t*, uint8_t*, int32_t lo, int32_t hi) {
+#if defined(DI_ISA_AMX)
+  if (!di_gemm::tiles_permitted()) return;
+  di_gemm::configure_tiles(0);
+  for (int32_t item = lo; item < hi; ++item) {
+    _tile_zero(0), _tile_zero(1), _tile_zero(2), _tile_zero(3), _tile_zero(4), _tile_zero(5);
+    for (int i = 0; i < kTileRounds; ++i) {
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_dpbf16ps(1, 4, 5);
+      _tile_dpbf16ps(2, 4, 5);
+      _tile_dpbf16ps(3, 4, 5);
+    }
   }
-  return best;
+#endif
+}
+
+// Operations of one item of tune_amx; 0 where there are no tiles.
+DI_EXPORT int64_t tune_amx_ops() {
+#if defined(DI_ISA_AMX)
+  return di_gemm::tiles_permitted() ? 4LL * kTileRounds * 2 * 16 * 16 * 32 : 0;
+#else
+  return 0;
+#endif
 }

@@ -90,7 +90,7 @@ def text(results: Sequence[Result], ceilings: Mapping[str, float] | None,
              "-" if r.roof is None else f"{r.roof:.2f}") for r in rows)]))
         parts.append(totals(rows))
     if ceilings:
-        parts.append(f"measured ceilings: {ceilings['flops'] / 1e9:.1f} GFLOP/s of fp32 "
+        parts.append(f"measured ceilings: {ceilings['flops'] / 1e9:.1f} GFLOP/s of "
                      f"multiply-adds, {ceilings['bytes'] / 1e9:.1f} GB/s read")
     if quarantined:
         parts.append("quarantined:\n" + "\n".join(

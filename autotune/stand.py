@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from autotune.building import Built, native_library
+from autotune.building import Built
+from autotune.clock import Clock
 from autotune.inputs import Array, make
 from autotune.keys import Policy
 from autotune.space import Candidate, Problem, Sizes
 from deepinfer.ir.types import Kind, Sym
 from deepinfer.runtime.devices.memory import aligned, own
-from deepinfer.targets.base import Extent
+from deepinfer.targets.base import Extent, Spec
 
 CUTS = 3  # ranges that the gate runs the items in, the last first
 MOST_SETS = 512  # copies of the weights at most
-PEAK_BYTES = 1 << 28  # read to measure bandwidth
 
 
 class Stand:
@@ -35,13 +36,11 @@ class Stand:
         self.outputs = tuple(
             aligned(max(1, v.type.nbytes(self.sizes)))[:v.type.nbytes(self.sizes)]
             for v in self.node.outputs)
-        self.native = ctypes.CDLL(str(native_library(isa)))
-        self.native.tune_pool_create.restype = ctypes.c_void_p
-        self.pool = ctypes.c_void_p(self.native.tune_pool_create(threads))
+        self.clock = Clock(isa, threads)
         self._sets: tuple[int, list[tuple[Array, ...]]] = (-1, [])
 
     def close(self) -> None:
-        self.native.tune_pool_destroy(self.pool)
+        self.clock.close()
 
     def _call(self, candidate: Candidate, built: Built) -> tuple[Any, Any, int, Array, int]:
         """The thunk, the dims, the number of items, the scratch memory and its stride."""
@@ -55,9 +54,16 @@ class Stand:
         kernel = self.problem.kernel()
         extent = Extent.parse(kernel.items, spec)
         items = -(-(self.sizes[extent.sym] if extent.sym else 1) * extent.mul // extent.div)
-        stride = -(-kernel.scratch(spec) // 64) * 64 + 64
+        stride = -(-kernel.scratch(self._bound(spec)) // 64) * 64 + 64
         return (thunk, (ctypes.c_int32 * max(1, len(dims)))(*dims), items,
                 aligned(stride * self.threads), stride)
+
+    def _bound(self, spec: Spec) -> Spec:
+        """The spec with the stand's own sizes as the largest: some scratch memory grows with them,
+        and a problem has no maxima."""
+        return replace(spec, dims={
+            name: Sym(d.name, self.sizes[d.name], d.times) if isinstance(d, Sym) else d
+            for name, d in spec.dims.items()})
 
     def _pointers(self, arrays: tuple[Array, ...]) -> list[int]:
         return [int(a.ctypes.data) for a in (*arrays, *self.outputs)]
@@ -76,7 +82,7 @@ class Stand:
             args = (ctypes.c_void_p * len(pointers))(*pointers)
             edges = [items * i // cuts for i in range(cuts + 1)]
             for lo, hi in reversed(list(zip(edges, edges[1:], strict=False))):
-                self.native.tune_part(thunk, args, dims, ctypes.c_void_p(scratch.ctypes.data),
+                self.clock.native.tune_part(thunk, args, dims, ctypes.c_void_p(scratch.ctypes.data),
                                       ctypes.c_int32(lo), ctypes.c_int32(hi))
             found.append(self._sum(self.outputs, arrays))
         return found[0], found[1]
@@ -110,31 +116,4 @@ class Stand:
         """Nanoseconds of each of up to ``repeats`` runs on the pool, as a step runs it."""
         thunk, dims, items, scratch, stride = self._call(candidate, built)
         sets = [self._pointers(s) for s in self._argument_sets(policy.cold_bytes)]
-        table = np.array(sets, np.uint64)
-        ns = np.zeros(repeats, np.int64)
-        got = self.native.tune_time(
-            self.pool, thunk, ctypes.c_void_p(table.ctypes.data), table.shape[1], table.shape[0],
-            dims, len(self.problem.spec().dynamic()), ctypes.c_void_p(scratch.ctypes.data),
-            ctypes.c_int64(stride), ctypes.c_int64(items), policy.warmup, repeats,
-            ctypes.c_int64(int(policy.seconds * 1e9)), ctypes.c_void_p(ns.ctypes.data))
-        assert got > 0, "the signature holds no more operands than a step's tables"
-        return [int(n) for n in ns[:got]]
-
-
-def ceilings(isa: str, threads: int) -> dict[str, float]:
-    """This machine's own ceilings with these threads: fp32 multiply-adds of the ISA level in
-    operations/s, and bytes/s read from memory; each the best of five."""
-    native = ctypes.CDLL(str(native_library(isa)))
-    native.tune_pool_create.restype = ctypes.c_void_p
-    native.tune_peak_flops.restype = native.tune_peak_read.restype = ctypes.c_double
-    pool = ctypes.c_void_p(native.tune_pool_create(threads))
-    data, room = aligned(PEAK_BYTES), aligned(64 * 8 * 512 + 256 * threads)
-    data[...] = 1
-    try:
-        return {
-            "flops": native.tune_peak_flops(pool, threads, ctypes.c_void_p(room.ctypes.data), 5),
-            "bytes": native.tune_peak_read(pool, threads, ctypes.c_void_p(data.ctypes.data),
-                                           ctypes.c_int64(PEAK_BYTES),
-                                           ctypes.c_void_p(room.ctypes.data), 5)}
-    finally:
-        native.tune_pool_destroy(pool)
+        return self.clock.time(thunk, sets, dims, items, policy, repeats, scratch, stride)

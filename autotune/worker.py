@@ -17,9 +17,10 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.building import Built, build, lower
+from autotune.clock import ceilings
 from autotune.keys import Policy
 from autotune.space import Candidate, Problem, Sizes
-from autotune.stand import Stand, ceilings
+from autotune.stand import Stand
 from deepinfer.errors import DeepInferError
 from deepinfer.targets.base import Schedule
 

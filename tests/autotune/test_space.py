@@ -14,6 +14,7 @@ from deepinfer.compiler import build_graphs
 from deepinfer.errors import TargetError
 from deepinfer.graph.limits import Limits
 from deepinfer.graph.make_model import tiny_config
+from deepinfer.ir.types import Sym
 from deepinfer.targets.base import load_target
 
 
@@ -89,8 +90,36 @@ def test_grouped_rows_are_a_permutation(tasks, op):
 
 
 def test_integers_of_unknown_meaning_are_refused(tasks):
-    task = next(t for t in tasks if t.problem.op == "sparse_attention")
+    task = next(t for t in tasks if t.problem.op == "kv_write")
     assert not can_make(task.problem)
     with pytest.raises(TargetError, match="no inputs are known for the integer operands of "
-                       "'sparse_attention'"):
+                       "'kv_write'"):
         make(task.problem, task.points[0])
+
+
+@pytest.mark.parametrize("op", ["window_attention", "sparse_attention", "index_topk",
+                                "index_topk_candidates", "index_topk_within"])
+@pytest.mark.parametrize("requests", [1, 3])
+def test_rows_of_a_step_read_a_full_context(tasks, op, requests):
+    """Rows of one request follow each other and end where its pages end; every pick is reachable,
+    and the reference runs on what was made."""
+    problem = next(t for t in tasks if t.problem.op == op).problem
+    letters = {"N": 3, "R": requests, "S": requests, "P": 2, "T": 2 * requests}
+    sizes = tuple({d.name: letters[letter] for letter, d in problem.spec().dims.items()
+                   if isinstance(d, Sym)}.items())
+    node, arrays = problem.node(), make(problem, sizes)
+    made = dict(zip((v.name for v in node.inputs), arrays, strict=True))
+    last = {int(r): int(p) for r, p in zip(made["request"], made["positions"], strict=True)}
+    assert sorted(last) == list(range(requests)) and len(set(last.values())) == 1
+    (end,) = set(last.values())
+    steps = np.diff(made["positions"])[np.diff(made["request"]) == 0]
+    assert (steps == 1).all() and len(steps) == 3 - requests
+    cache = made.get("keys", made.get("kv"))
+    if cache is not None:
+        assert end + 1 == 2 * cache.shape[1] * problem.attrs.get("ratio", 1)
+        assert sorted(made["pages"].ravel()) == list(range(2 * requests))
+    if "idx" in made:
+        picks = made["idx"][0]
+        assert (np.diff(picks[picks >= 0]) > 0).all() and picks.max() <= end
+    outputs = node.op.run(tuple(a.copy() for a in arrays), node.attrs)
+    assert all(np.isfinite(o.astype(np.float32)).all() for o in outputs)
