@@ -76,7 +76,8 @@ def test_the_draft_phase():
     b = make([5], SamplingParams(allowed_token_ids=[7, 3, 3]))
     a.tokens += [6, 6]
     a.sampling.add([6, 6])
-    got = draft_sampling_inputs([a, b], np.array([4, 1], np.int32), 3, {1: token_mask(V, (3,), ())}, V)
+    got = draft_sampling_inputs([a, b], np.array([4, 1], np.int32), 3,
+                                {1: token_mask(V, (3,), ())}, V)
     check_types(got, {f"{name}.{k}": "int32" for k in range(3)
                       for name in ("sample_position", "mask_row")})
     assert [got[f"sample_position.{k}"].tolist() for k in range(3)] == [[4, 1], [5, 2], [6, 3]]
