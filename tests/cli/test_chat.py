@@ -42,6 +42,9 @@ class Script:
 @pytest.fixture
 def serve(monkeypatch, capsys, tmp_path):
     """Runs the command on a script with these lines; gives (code, stdout, stderr)."""
+    # A background job ignores Ctrl-C, and so would what it starts: these tests do not.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def run(script: Script, *lines: str, argv=(), attended: bool = False):
         @contextmanager
         def open_llm(args, model):
@@ -55,7 +58,8 @@ def serve(monkeypatch, capsys, tmp_path):
         out, err = capsys.readouterr()
         return code, out, err
 
-    return run
+    yield run
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_pipe_gets_one_answer_a_line_and_thinking_goes_to_stderr(serve):

@@ -1,7 +1,7 @@
 """What loading costs: seconds, and memory against the checkpoint's bytes and the pool's.
 
-    python benchmarks/load.py                         # all cases, on `mini`
-    python benchmarks/load.py --case memory --json results.jsonl
+    python benchmarks/loading.py                         # all cases, on `mini`
+    python benchmarks/loading.py --case memory --json results.jsonl
 
 Every figure is of fresh processes, `deepinfer` imported before the clock starts; the Program is
 compiled already. `mini` is made once (random weights, half a gigabyte). Packed weights go to a
