@@ -3,7 +3,10 @@
 #include <chrono>
 
 #include "step.h"
-#if defined(DI_ISA_AMX)
+#if defined(DI_ISA_AMX)  // for the tiles' configuration; the order is that of gemm_body.h
+#include "gemm_avx512.h"
+#include "gemm_vector.h"
+#include "gemm_tile.h"
 #include "gemm_amx.h"
 #endif
 
@@ -122,7 +125,12 @@ DI_EXPORT void tune_amx(void* const* args, const int32_t*, uint8_t*, int32_t lo,
   if (!di_gemm::tiles_permitted()) return;
   di_gemm::configure_tiles(0);
   for (int32_t item = lo; item < hi; ++item) {
-    _tile_zero(0), _tile_zero(1), _tile_zero(2), _tile_zero(3), _tile_zero(4), _tile_zero(5);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
     for (int i = 0; i < kTileRounds; ++i) {
       _tile_dpbf16ps(0, 4, 5);
       _tile_dpbf16ps(1, 4, 5);

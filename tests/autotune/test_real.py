@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune import commands
-from autotune.building import Built
+from autotune.building import Built, native_library
 from autotune.cli import main, parser
 from autotune.commands import tasks_of_model
 from autotune.keys import Machine, Policy
@@ -18,6 +18,7 @@ from autotune.measure import Failure, LocalRunner
 from autotune.space import Task
 from deepinfer.codegen.schedules import read_entries
 from deepinfer.compiler import default_levels
+from deepinfer.settings import ISA_LEVELS
 from deepinfer.targets.base import Schedule
 
 POLICY = Policy(warmup=1, seconds=0.05, cold_bytes=1 << 20)
@@ -143,3 +144,9 @@ def test_usage(capsys, tmp_path):
     assert main(["tune", "tiny", "--visits", "0", "--db", str(tmp_path / "t.db")]) == 2
     assert main(["report", "--db", str(tmp_path / "t.db")]) == 3
     assert "0 machines fit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("isa", ISA_LEVELS)
+def test_native_code_compiles_for_every_level(isa):
+    """Also for levels that this machine cannot run."""
+    assert native_library(isa).read_bytes()[:4] == b"\x7fELF"
