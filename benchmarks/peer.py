@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1] / "examples" / "tiny_model"))  # plain imports there
 
+from arithmetic import Native  # noqa: E402
 from attention import Attention, window  # noqa: E402
 from layers import HyperMix, Rotary, collapse  # noqa: E402
 from load import load  # noqa: E402
@@ -29,18 +30,23 @@ from moe import Experts, gated  # noqa: E402
 from quant import Precision, fp4, fp4_e4m3, fp8  # noqa: E402
 
 
+class AsWeights(Native):
+    """PyTorch's operations, products in the weight's element type."""
+
+    def matmul(self, x: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
+        return super().matmul(x.to(weight.dtype), weight, start)
+
+
 class Plain(Precision):
     """No quantisers and one element type throughout."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(bf16=False, tiled=False, quantize=False, weights_ready=True)
+        super().__init__(bf16=False, tiled=False, quantize=False, weights_ready=True,
+                         arithmetic=AsWeights())
         self.dtype = dtype
 
     def round(self, x: Tensor) -> Tensor:
         return x.to(self.dtype)
-
-    def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x.to(weight.dtype) @ weight.mT
 
 
 class GroupedExperts(nn.Module):
@@ -65,7 +71,8 @@ class GroupedExperts(nn.Module):
 
         x = quantise(x)[order // per_token]
         g, v = (precision.round(product(x, w)) for w in (self.w1, self.w3))
-        hidden = weights.flatten()[order].unsqueeze(-1) * gated(g, v, self.limit)
+        hidden = weights.flatten()[order].unsqueeze(-1) * gated(
+            g, v, self.limit, precision)
         y = precision.round(product(quantise(precision.round(hidden)), self.w2))
         return y[order.argsort()].unflatten(0, (-1, per_token)).sum(1)
 
