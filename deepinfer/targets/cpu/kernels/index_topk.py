@@ -40,7 +40,7 @@ def score_macros(H: int, I: int, E: int, scale: float):
         dots = T.alloc_local((H, TILE), "float32")
         total = T.alloc_local((TILE,), "float32")
         call("di_gemm_e2m1", T.access_ptr(q[row, 0], "r"), I, T.access_ptr(tile[0, 0], "r"),
-             T.access_ptr(tile_sf[0, 0], "r"), I, H, T.access_ptr(dots[0, 0], "w"), 0,
+             T.access_ptr(tile_sf[0, 0], "r"), I, H, 1, T.access_ptr(dots[0, 0], "w"), 0,
              type="int32")
         for n in T.serial(TILE):
             total[n] = const(0)
