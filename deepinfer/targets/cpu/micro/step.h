@@ -74,9 +74,15 @@ struct DiTask {
 };
 
 // Thread t of n runs items [items*t/n, items*(t+1)/n): a static cut, the caller is thread 0.
+//
+// Who waits spins for a while, some 50 us, and then sleeps; with more threads than processors he
+// sleeps at once, because whom he waits for may need his. No wake-up is lost: `epoch_` is raised,
+// and `left_` seen to be zero, under the mutex that the sleeper holds while he looks.
 class DiPool {
  public:
-  explicit DiPool(int threads) : threads_(threads < 1 ? 1 : threads) {
+  explicit DiPool(int threads)
+      : threads_(threads < 1 ? 1 : threads),
+        spins_((unsigned)(threads_ - 1) >= std::thread::hardware_concurrency() ? 0 : 4000) {
     try {
       for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
     } catch (...) {  // the system has no more threads: end those that started
@@ -100,7 +106,10 @@ class DiPool {
     }
     wake_.notify_all();
     part(task, 0, threads_);
-    for (int spin = 0; left_.load(std::memory_order_acquire) != 0; ++spin) pause(spin);
+    if (!spin([&] { return left_.load(std::memory_order_acquire) == 0; })) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      done_.wait(lock, [&] { return left_.load(std::memory_order_acquire) == 0; });
+    }
   }
 
  private:
@@ -113,14 +122,16 @@ class DiPool {
     wake_.notify_all();
     for (auto& worker : workers_) worker.join();
   }
-  static void pause(int spin) {
-    if (spin < 4000) {
+  // Whether `condition` came true within the time to spin.
+  template <class Condition>
+  bool spin(Condition condition) const {
+    for (int i = 0; i < spins_; ++i) {
+      if (condition()) return true;
 #if defined(__x86_64__)
       _mm_pause();
 #endif
-    } else {
-      std::this_thread::yield();
     }
+    return condition();
   }
   static void part(const DiTask& task, int t, int n) {
     const int64_t lo = task.items * t / n, hi = task.items * (t + 1) / n;
@@ -131,23 +142,25 @@ class DiPool {
     DiFloatState state;
     uint64_t seen = 0;
     for (;;) {
-      for (int spin = 0; spin < 4000 && epoch_.load(std::memory_order_acquire) == seen; ++spin)
-        pause(spin);
-      if (epoch_.load(std::memory_order_acquire) == seen) {
+      const auto called = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
+      if (!spin(called)) {
         std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return epoch_.load(std::memory_order_acquire) != seen; });
+        wake_.wait(lock, called);
       }
       seen = epoch_.load(std::memory_order_acquire);
       if (stop_) return;
       part(*task_, t, threads_);
-      left_.fetch_sub(1, std::memory_order_acq_rel);
+      if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        std::lock_guard<std::mutex> lock(mutex_);  // not between the caller's look and his sleep
+        done_.notify_one();
+      }
     }
   }
 
-  const int threads_;
+  const int threads_, spins_;
   std::vector<std::thread> workers_;
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, done_;
   std::atomic<uint64_t> epoch_{0};
   std::atomic<int> left_{0};
   const DiTask* task_ = nullptr;
