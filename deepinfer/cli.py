@@ -151,6 +151,12 @@ def parser() -> argparse.ArgumentParser:
 
     profile = _command(commands, "profile", "time steps here, for the budget of adaptive drafts")
     profile.add_argument("model", metavar="MODEL", help="checkpoint directory")
+    profile.add_argument("--kernels", action="store_true",
+                         help="show instead where the time of a step goes, op by op")
+    profile.add_argument("--tokens", type=int, default=512, metavar="N",
+                         help="with --kernels: tokens of the prompt (%(default)s)")
+    profile.add_argument("--batch", type=int, default=1, metavar="N",
+                         help="with --kernels: requests that decode (%(default)s)")
     _threads(profile)
     _program(profile)
     _json(profile)

@@ -31,7 +31,7 @@ from typing import Any
 from deepinfer.errors import ProgramError
 
 FORMAT = 1  # raised when a manifest of before cannot be read any more
-ABI = 1  # raised when the native entry points change; checked against the library at load
+ABI = 2  # raised when the native entry points change; checked against the library at load
 
 
 @dataclass(frozen=True, slots=True)

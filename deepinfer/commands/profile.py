@@ -85,6 +85,10 @@ class Stopwatch:
 
 def run(args: argparse.Namespace) -> int:
     check_threads(args.threads)
+    if args.kernels:
+        from deepinfer.commands.profile_kernels import run_kernels
+
+        return run_kernels(args)
     with open_engine(args) as (program, engine, watch, most), Progress() as progress:
         facts = program.manifest["facts"]
         measure(engine, watch, batches(most), int(facts.get("block", 0)),

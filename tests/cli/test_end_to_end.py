@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,28 @@ def test_run_on_the_program_and_on_the_cached_one_agree(model, program, capsys):
     assert len(first["token_ids"]) == first["usage"]["completion_tokens"] <= 6
     assert first["prompt_token_ids"] == json.loads(f"[{TOKENS}]")
     assert answer(capsys, *argv[:-1], "4")["token_ids"] != first["token_ids"]
+
+
+def test_profile_of_kernels(model, program, capsys):
+    argv = ["profile", str(model), "--kernels", "--tokens", "9", "--batch", "2", "--program",
+            str(program)]
+    found = answer(capsys, *argv)
+    assert list(found) == ["prefill of 9 tokens", "decode of 2 requests"]
+    phases = Program.load(program).phases
+    for ops, phase in zip(found.values(), ("prefill", "decode"), strict=True):
+        assert {op: s["launches"] for op, s in ops.items()} == Counter(
+            op for op, _, _ in phases[phase].launches)
+        times = [s["ns"] for s in ops.values()]
+        assert times == sorted(times, reverse=True) and times[0] > 0
+        assert ops["packed_linear_fp8"]["flops"] > ops["packed_linear_fp8"]["bytes"] > 0
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("prefill of 9 tokens: ") and "\ndecode of 2 requests: " in out
+    assert out.splitlines()[1].split() == ["op", "launches", "time", "share", "GB/s", "GFLOP/s"]
+    for wrong in ("--tokens", "--batch"):
+        assert main([*argv, wrong, "100000"]) == 2
+        err = capsys.readouterr().err
+        assert f"{wrong[2:]} is 100000, expected 1.." in err and f"where: {wrong}" in err
 
 
 def test_run_prints_the_text_and_nothing_else(model, program, capsys):

@@ -56,6 +56,15 @@ def test_window_attention_of_three_tiles_and_many_heads() -> None:
            window=128, scale=0.1)
 
 
+@pytest.mark.parametrize("window", [63, 64, 65, 70])
+def test_a_window_that_slides_over_tiles(window: int) -> None:
+    """Keys come and go at tile boundaries; a request follows another one in the same range."""
+    shape = dict(heads=2, width=32, ring=80, window=window)
+    requests = [(0, 120, 80), (1, 0, 66)]
+    verify("window_attention", window_case(requests, **shape, floors=[150, 0]), window=window,
+           scale=0.2)
+
+
 def test_a_large_sink_and_large_scores() -> None:
     """exp underflows to denormals and zero; the running maximum jumps between tiles."""
     case = list(window_case([(0, 60, 10)], **SHAPE))
@@ -120,6 +129,13 @@ def test_index_topk_and_that_it_drops_what_is_not_finite() -> None:
     case[6].view(np.uint8)[case[4][2, 1], 2] = 255
     case[1] = with_nan_row(case[1], 0)
     verify("index_topk", tuple(case), k=40, **INDEX)
+
+
+def test_index_topk_of_rows_that_share_keys() -> None:
+    """Items of 4 and 8 rows hold several requests; calls of several tiles, and some of one."""
+    steps = [(0, 135, 9), (1, 3, 1), (2, 0, 6), (3, 300, 2)]
+    verify("index_topk", tuple(index_case(steps, heads=3, width=64, ratio=2, size=5)), k=20,
+           **INDEX)
 
 
 def test_index_topk_candidates_and_within() -> None:

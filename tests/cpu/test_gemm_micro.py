@@ -28,10 +28,10 @@ WRAPPER = """
 #define CALL(format, weights, ...)                                                          \\
   extern "C" __attribute__((visibility("default"))) uint32_t call_##format(                 \\
       uint16_t* a, int32_t lda, int32_t* rows, weights* w, uint8_t* sf, int32_t k, int32_t m, \\
-      float* acc, int32_t accumulate, uint32_t mxcsr) {                                     \\
+      int32_t tiles, float* acc, int32_t accumulate, uint32_t mxcsr) {                      \\
     uint32_t host = di_mxcsr_swap(mxcsr);                                                   \\
-    if (rows) di_gemm_##format##_rows(a, lda, rows, __VA_ARGS__, k, m, acc, accumulate);    \\
-    else di_gemm_##format(a, lda, __VA_ARGS__, k, m, acc, accumulate);                      \\
+    if (rows) di_gemm_##format##_rows(a, lda, rows, __VA_ARGS__, k, m, tiles, acc, accumulate); \\
+    else di_gemm_##format(a, lda, __VA_ARGS__, k, m, tiles, acc, accumulate);               \\
     return di_mxcsr_swap(host);                                                             \\
   }
 CALL(bf16, uint16_t, w)
@@ -73,24 +73,28 @@ def pointer(array):
     return None if array is None else ctypes.c_void_p(array.ctypes.data)
 
 
-def run(library, kind, a, packed, *, rows=None, acc=None, mxcsr=DEFAULT):
-    """a @ w.T over all column tiles; also checks that the host's MXCSR comes back."""
+def run(library, kind, a, packed, *, rows=None, acc=None, mxcsr=DEFAULT, tiles=1):
+    """a @ w.T over all column tiles, ``tiles`` a call; also checks that the host's MXCSR comes
+    back."""
     w, sf = packed if isinstance(packed, tuple) else (packed, None)
     m, k = (a.shape[0] if rows is None else len(rows)), w.shape[1] * 2
     out = np.full((m, w.shape[0] * 16), np.nan, np.float32)
     rows = None if rows is None else np.asarray(rows, np.int32)
-    for tile in range(w.shape[0]):
-        part = np.full((m, 16), np.nan, np.float32)  # without `accumulate` it is not read
+    for tile in range(0, w.shape[0], tiles):
+        count = min(tiles, w.shape[0] - tile)
+        columns = slice(tile * 16, (tile + count) * 16)
+        part = np.full((m, count * 16), np.nan, np.float32)  # without `accumulate` it is not read
         if acc is not None:
-            given = acc[:, tile * 16 : tile * 16 + 16]
+            given = acc[:, columns]
             part[:, : given.shape[1]] = given
+        part = np.ascontiguousarray(part.reshape(m, count, 16).swapaxes(0, 1))
         scales = None if sf is None else pointer(sf[tile])
         after = getattr(library, f"call_{kind}")(
             *(pointer(a), a.strides[0] // 2, pointer(rows), pointer(w[tile]), scales),
-            *(k, m, pointer(part), int(acc is not None), ctypes.c_uint32(mxcsr)),
+            *(k, m, count, pointer(part), int(acc is not None), ctypes.c_uint32(mxcsr)),
         )
         assert after & 0xFFC0 == mxcsr & 0xFFC0
-        out[:, tile * 16 : tile * 16 + 16] = part
+        out[:, columns] = part.swapaxes(0, 1).reshape(m, count * 16)
     return out
 
 
@@ -179,6 +183,39 @@ def test_bits_for_any_number_of_rows(level, kind):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
+def test_several_tiles_of_a_call(level, kind):
+    """More K blocks than few rows widen at once; rows near 1 and rows that are not."""
+    rng = np.random.default_rng(7)
+    k, n = 32 * 100, 80
+    a = wide_bf16(rng, (100, k), -30, 30)
+    a[1, 3000] = 2.0**50
+    packed, w = make_weight(rng, kind, n, k)
+    acc = rng.normal(size=(100, n)).astype(np.float32)
+    expected = gemm(a[:9], w, acc[:9])
+    for m in (1, 2, 9):
+        actual = run(level, kind, a[:m], packed, acc=acc[:m], tiles=3)
+        assert_same_bits(actual, expected[:m])
+    together = run(level, kind, a, packed, acc=acc, tiles=5)
+    assert_same_bits(together[:9], expected)
+    assert_same_bits(run(level, kind, a[96:97], packed, acc=acc[96:97]), together[96:97, :n])
+
+
+@pytest.mark.parametrize("exponent", [-41, -40, 39, 40])
+@pytest.mark.parametrize("scale", [66, 67, 187, 188])
+def test_sums_are_scaled_only_where_nothing_is_flushed_or_overflows(level, exponent, scale):
+    """At the bounds of near rows and near scales, with products of both signs that cancel."""
+    rng = np.random.default_rng(8)
+    a = wide_bf16(rng, (4, 64), exponent, exponent + 1)
+    a[0, ::2] = -a[0, 1::2]
+    w = rng.choice(np.uint8([0x01, 0x81, 0x7E, 0xFE, 0x08]), (16, 64))
+    sf = np.full((1, 2), scale, np.uint8)
+    expected = gemm(a, (decode_e4m3(w) * np.exp2(scale - 127.0)).astype(ml_dtypes.bfloat16))
+    assert np.isfinite(expected).all()
+    for m in (1, 4):
+        assert_same_bits(run(level, "e4m3", a[:m], pack_e4m3(w, sf))[:, :16], expected[:m])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_a_row_alone_and_in_a_large_batch(level, kind):
     rng = np.random.default_rng(2)
     a = wide_bf16(rng, (150, 64))  # more than one chunk of rows at every level
@@ -259,7 +296,7 @@ def test_accumulate_equals_one_longer_sum(level, kind):
 def test_every_e4m3_code(level, scale, m):
     # Row i of A has a one at k = i: the product reads the weights back.
     codes = np.array([c for c in range(256) if c & 0x7F != 0x7F] + [0] * 2, np.uint8)
-    if scale == 250:  # beyond what the vector widening takes: small magnitudes alone fit in bf16
+    if scale == 250:  # small magnitudes alone fit in bf16
         codes[codes & 0x7F > 0x58] = 0
     w = codes.reshape(8, 32)
     one = np.eye(32, dtype=np.float32).astype(ml_dtypes.bfloat16)
@@ -274,7 +311,7 @@ def test_every_e4m3_code(level, scale, m):
 def test_every_e2m1_code_under_scales_of_its_own_per_column(level, m):
     w = formats.pack_e2m1(np.tile(np.arange(16, dtype=np.uint8), (16, 2)))
     one = np.eye(32, dtype=np.float32).astype(ml_dtypes.bfloat16)
-    for first in (2, 107, 127, 132, 226, 237):  # up to code 252, beyond the vector widening's 240
+    for first in (2, 107, 127, 132, 226, 237):  # near 1 and beyond
         sf = np.arange(first, first + 16, dtype=np.uint8)[:, None]
         expected = (decode_e2m1(w) * np.exp2(sf.astype(np.float64) - 127)).astype(np.float32)
         assert np.isfinite(expected).all()

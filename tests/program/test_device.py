@@ -43,9 +43,9 @@ def bare(path: Path, library: bytes, **changes):
 def test_another_abi(tmp_path):
     out = tmp_path / "lib.so"
     compile_library({"abi": 'extern "C" __attribute__((visibility("default"))) '
-                            "int deepinfer_abi() { return 2; }\n"}, "generic", out,
+                            "int deepinfer_abi() { return 1; }\n"}, "generic", out,
                     cache_dir() / "objects")
-    with pytest.raises(ProgramError, match="native ABI is 2, expected 1"):
+    with pytest.raises(ProgramError, match="native ABI is 1, expected 2"):
         CpuDevice(bare(tmp_path / "p", out.read_bytes()), {}, {})
 
 
@@ -122,6 +122,22 @@ def test_misuse(device, given, case, program):
     with pytest.raises(ProgramError, match="the device is closed"):
         device.run("prefill", given)
     device.close()  # twice is allowed
+
+
+def test_the_time_of_every_launch_is_added_up(device, given):
+    plain = device.run("prefill", given)
+    assert device.launch_ns is None
+    device.time_launches()
+    timed = device.run("prefill", given)
+    once = device.launch_ns["prefill"].copy()
+    assert len(once) == len(device.program.phases["prefill"].launches) and (once > 0).all()
+    device.run("prefill", given)
+    assert (device.launch_ns["prefill"] > once).all() and not device.launch_ns["decode"].any()
+    for name, value in plain.items():
+        np.testing.assert_array_equal(timed[name].view(np.uint8), value.view(np.uint8))
+    device.time_launches(False)
+    device.run("prefill", given)
+    assert device.launch_ns is None
 
 
 def test_unknown_variables_are_named(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any
@@ -36,7 +37,8 @@ class _Step(ctypes.Structure):
 
     _fields_ = [("values", ctypes.c_void_p), ("sizes", ctypes.c_void_p),
                 ("scratch", ctypes.c_void_p), ("scratch_stride", ctypes.c_int64),
-                ("pool", ctypes.c_void_p), ("watch", ctypes.c_void_p)]
+                ("pool", ctypes.c_void_p), ("watch", ctypes.c_void_p),
+                ("times", ctypes.c_void_p), ("clock", ctypes.c_int64)]
 
 
 def _open(program: Program, isa: str) -> ctypes.CDLL:
@@ -88,6 +90,8 @@ class CpuDevice(StateAccess):
         self.num_threads = _thread_count(num_threads)
         self.poison = poison
         self.calls = 0  # native calls made; a test counts them
+        self.launch_ns: dict[str, Array] | None = None  # by phase: see time_launches
+        self.clock = time.CLOCK_MONOTONIC
         self.on_native: Callable[[], None] | None = None  # called right before a native call
         self._library = _open(program, self.isa)
         self._library.deepinfer_pool_create.restype = ctypes.c_void_p
@@ -168,7 +172,7 @@ class CpuDevice(StateAccess):
         if self._pool_owner != os.getpid():
             self._pool = self._start_threads()  # a fork copies the pool but not its threads
         phase = self.program.phases[phase_name]
-        sizes = self._bind(phase, inputs)
+        sizes = self.bind(phase, inputs)
         table = self._base[phase_name].copy()
         for name, v in phase.inputs.items():
             table[phase.index[name]] = self._check(inputs.get(name), v, sizes).ctypes.data
@@ -184,7 +188,9 @@ class CpuDevice(StateAccess):
         if self.poison:
             self._arena[...] = POISON
         step = _Step(table.ctypes.data, native.ctypes.data, self._scratch.ctypes.data,
-                     self._stride, self._pool, watch.ctypes.data if watched else None)
+                     self._stride, self._pool, watch.ctypes.data if watched else None,
+                     None if self.launch_ns is None else self.launch_ns[phase_name].ctypes.data,
+                     self.clock)
         self.calls += 1
         if self.on_native is not None:
             self.on_native()
@@ -194,7 +200,7 @@ class CpuDevice(StateAccess):
                                where=f"phase {phase_name}", next="compile the Program again")
         return {name: self._output(phase.value(name), sizes) for name in phase.outputs} | watched
 
-    def _bind(self, phase: Phase, inputs: Mapping[str, Array]) -> dict[str, int]:
+    def bind(self, phase: Phase, inputs: Mapping[str, Array]) -> dict[str, int]:
         """Sizes of this step, from the inputs' shapes; each must be within its maximum."""
         sizes = dict(self.sizes)
         for name, v in phase.inputs.items():
@@ -216,6 +222,11 @@ class CpuDevice(StateAccess):
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         assert v.offset is not None
         return self._arena[v.offset:v.offset + nbytes].view(dtype).reshape(shape).copy()
+
+    def time_launches(self, on: bool = True) -> None:
+        """Begin to add up the nanoseconds of every launch in ``launch_ns[phase]``, or stop."""
+        self.launch_ns = {name: np.zeros(len(p.launches), np.int64)
+                          for name, p in self.program.phases.items()} if on else None
 
     def close(self) -> None:
         """Stop the threads. The device cannot be used afterwards."""

@@ -81,10 +81,12 @@ def quantize_fp4_row(amax, code, x, row, q, sf, C, block, scale, quantize):
 
 
 @T.macro
-def store_tile(y, acc, row, n, b, m, out):
-    """Write n rows of a tile's fp32 sums to y from ``row`` on, without the padded outputs."""
-    for i in T.serial(n):
+def store_tiles(y, acc, row, n, first, tiles, m, out):
+    """Write n rows of some tiles' fp32 sums, ``acc[tiles * n * 16]``, to y from ``row`` on, without
+    the padded outputs."""
+    for t, i in T.grid(tiles, n):
         for c in T.serial(TILE):
-            if b * TILE + c < m:
-                y[row + i, b * TILE + c] = (bf16(acc[i * TILE + c]) if out == "bf16"
-                                            else acc[i * TILE + c])
+            if (first + t) * TILE + c < m:
+                y[row + i, (first + t) * TILE + c] = (
+                    bf16(acc[(t * n + i) * TILE + c]) if out == "bf16"
+                    else acc[(t * n + i) * TILE + c])

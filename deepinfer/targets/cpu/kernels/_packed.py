@@ -9,12 +9,12 @@ FEW = 8  # tiles: too few to spread over the threads, so their rows are split
 
 
 def space(spec: Spec, rows: tuple[int, ...] = (96, 48)):
-    """rows: of one GEMM call. tiles: of an item; they share the rows while these are in the cache.
-    split: an item is one of so many ranges of the rows."""
+    """rows: of one GEMM call. tiles: of an item, in one call, which widens the rows once for all of
+    them. split: an item is one of so many ranges of the rows."""
     B = spec.dims["B"]
-    tiles = tuple(t for t in (1, 2, 4, 8) if t == 1 or (B % t == 0 and B // t >= 2))
+    tiles = tuple(t for t in (4, 2, 1, 8) if t == 1 or (B % t == 0 and B // t >= 2))
     if B < FEW:
-        return grid(rows=rows[:1], split=(1, 4), tiles=tiles)
+        return grid(rows=rows[:1], split=(1, 4), tiles=tiles[::-1])
     return grid(rows=rows, split=(1, 2), tiles=tiles)
 
 

@@ -1,24 +1,31 @@
-"""draft_attention on cpu: an item is a row of a draft block."""
+"""draft_attention on cpu: an item is a row of a draft block; the block's rows share all tiles."""
 
 import tilelang.language as T
 
 from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import dims
-from deepinfer.targets.cpu.kernels.window_attention import (
+from deepinfer.targets.cpu.kernels._attention import (
     LANES,
     TILE,
     first_seen,
+    follows,
     softmax_macros,
-    window_macro,
+    tile_bytes,
+    tile_slots,
+    window_macros,
 )
 
+BLOCK = 64  # positions of a draft block at most
 
-@kernel("draft_attention", items="N")
+
+@kernel("draft_attention", items="N",
+        scratch=lambda spec: tile_bytes(spec, spec.attrs["window"] + BLOCK))
 def draft_attention(spec: Spec):
     N, H, D, S, W, F, R = dims(spec, "N", "H", "D", "S", "W", "F", "R")
     window = spec.attrs["window"]
+    slots = tile_slots(window + BLOCK)
     start, attend, finish = softmax_macros(H, D, spec.attrs["scale"])
-    attend_window = window_macro(D, W, D // F, attend)
+    fill, _, attend_window = window_macros(D, W, D // F, slots, attend)
 
     @T.prim_func
     def body(q: T.Tensor((N, H * D), "uint16"), k: T.Tensor((N, D), "uint8"),
@@ -26,23 +33,22 @@ def draft_attention(spec: Spec):
              ring_sf: T.Tensor((S, W, F), "uint8"), sink: T.Tensor((H,), "float32"),
              positions: T.Tensor((N,), "int32"), request: T.Tensor((N,), "int32"),
              spans: T.Tensor((R, 4), "int32"), o: T.Tensor((N, H * D), "uint16"),
-             lo: T.int32, hi: T.int32):
+             scratch: T.Tensor((2, slots + 1, TILE * D), "uint16"), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             row = lo + item
             q_pairs = T.alloc_local((-(-H // LANES), D // 2, LANES, 2), "uint16")
-            keys = T.alloc_local((TILE, D), "uint16")
             high = T.alloc_local((-(-H // LANES), LANES), "float32")
             total = T.alloc_local((-(-H // LANES), LANES), "float32")
             out = T.alloc_local((D // LANES, H, LANES), "float32")
-            slot = spans[request[row], 0]
             first = spans[request[row], 1]
             last = spans[request[row], 2] - 1
-            block_start = positions[first]
             low = T.alloc_var("int32")
-            low = first_seen(block_start, window + 1, spans[request[row], 3])
+            low = first_seen(positions[first], window + 1, spans[request[row], 3])
+            if T.Not(follows(item, row, request)):
+                fill(low, positions[last], positions[first], spans[request[row], 0], first, k,
+                     k_sf, ring, ring_sf, scratch)
             start(q, row, q_pairs, high, total, out)
-            attend_window(low, positions[last], block_start, slot, first, k, k_sf, ring, ring_sf,
-                          keys, q_pairs, high, total, out)
+            attend_window(low, positions[last], scratch, q_pairs, high, total, out)
             finish(sink, row, high, total, out, o)
 
     return body

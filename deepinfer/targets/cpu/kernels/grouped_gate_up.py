@@ -1,4 +1,4 @@
-"""grouped_gate_up on cpu: an item is 16 columns of one expert, for all of its rows."""
+"""grouped_gate_up on cpu: an item is tiles of 16 columns of one expert, for all of its rows."""
 
 import tilelang.language as T
 
@@ -9,13 +9,15 @@ COLUMNS = 16  # of a tile
 
 
 def space(spec: Spec):
-    """tiles: neighbouring items share an expert over so many, so that its rows stay in the cache;
-    few, because a thread's range of items must spread over the experts. rows: of a GEMM call."""
-    few = spec.dims["B"] < 8
-    return grid(tiles=(4, 1) if few else (4, 1, 2, 8, 16), rows=(96,) if few else (96, 48))
+    """tiles: of an item, in one GEMM call, which widens the rows once for all of them; items of all
+    experts come before the next tiles, so that every range of items spreads over the experts.
+    rows: of a GEMM call."""
+    B = spec.dims["B"]
+    tiles = tuple(t for t in (4, 2, 1, 8) if B % t == 0)
+    return grid(tiles=tiles, rows=(96,) if B < 8 else (96, 48))
 
 
-@kernel("grouped_gate_up", items="E*B", space=space)
+@kernel("grouped_gate_up", items="E*B/tiles", space=space)
 def grouped_gate_up(spec: Spec):
     N, K, C, E, B = dims(spec, "N", "K", "C", "E", "B")
     m, tiles, rows = spec.attrs["m"], spec.schedule["tiles"], spec.schedule["rows"]
@@ -29,19 +31,13 @@ def grouped_gate_up(spec: Spec):
              offsets: T.Tensor((E + 1,), "int32"), weight: T.Tensor((N, K), "float32"),
              a: T.Tensor((N * K, m), "uint16"), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
-            left = T.alloc_var("int32")  # the first of the tiles that this run of items shares
-            rest = T.alloc_var("int32")
-            width = T.alloc_var("int32")
             e = T.alloc_var("int32")
             b = T.alloc_var("int32")
-            left = T.truncdiv(lo + item, E * tiles) * tiles
-            rest = T.truncmod(lo + item, E * tiles)
-            width = T.min(tiles, B - left)
-            e = T.truncdiv(rest, width)
-            b = left + T.truncmod(rest, width)
+            e = T.truncmod(lo + item, E)
+            b = T.truncdiv(lo + item, E) * tiles
             token = T.alloc_local((rows,), "int32")
-            gate = T.alloc_local((rows, COLUMNS), "float32")
-            up = T.alloc_local((rows, COLUMNS), "float32")
+            gate = T.alloc_local((tiles * rows * COLUMNS,), "float32")
+            up = T.alloc_local((tiles * rows * COLUMNS,), "float32")
             first = T.alloc_var("int32")
             first = offsets[e]
             while first < offsets[e + 1]:
@@ -51,23 +47,24 @@ def grouped_gate_up(spec: Spec):
                 T.evaluate(call("di_gemm_e2m1_rows", T.access_ptr(x[0, 0], "r"), C,
                                 T.access_ptr(token[0], "r"), T.access_ptr(w1[e, b, 0, 0], "r"),
                                 T.access_ptr(s1[e, b, 0, 0], "r"), C, count,
-                                T.access_ptr(gate[0, 0], "w"), 0, type="int32"))
+                                tiles, T.access_ptr(gate[0], "w"), 0, type="int32"))
                 T.evaluate(call("di_gemm_e2m1_rows", T.access_ptr(x[0, 0], "r"), C,
                                 T.access_ptr(token[0], "r"), T.access_ptr(w3[e, b, 0, 0], "r"),
                                 T.access_ptr(s3[e, b, 0, 0], "r"), C, count,
-                                T.access_ptr(up[0, 0], "w"), 0, type="int32"))
-                for i in T.serial(count):
+                                tiles, T.access_ptr(up[0], "w"), 0, type="int32"))
+                for t, i in T.grid(tiles, count):
                     row = order[first + i]
                     share = weight[token[i], row - token[i] * K]
+                    at = (t * count + i) * COLUMNS
                     for c in T.serial(COLUMNS):
-                        g = f32(bf16(gate[i, c]))
-                        v = f32(bf16(up[i, c]))
+                        g = f32(bf16(gate[at + c]))
+                        v = f32(bf16(up[at + c]))
                         g_low = T.if_then_else(g > limit, limit, g)
                         v_low = T.if_then_else(v > limit, limit, v)
                         v_fit = T.if_then_else(v_low < floor, floor, v_low)
-                        gate[i, c] = share * (call("di_silu", g_low) * v_fit)
-                    for c in T.serial(T.min(COLUMNS, m - b * COLUMNS)):
-                        a[row, b * COLUMNS + c] = bf16(gate[i, c])
+                        gate[at + c] = share * (call("di_silu", g_low) * v_fit)
+                    for c in T.serial(T.min(COLUMNS, m - (b + t) * COLUMNS)):
+                        a[row, (b + t) * COLUMNS + c] = bf16(gate[at + c])
                 first = first + count
 
     return body

@@ -1,18 +1,10 @@
-"""hyper_mix on cpu: an item is a few rows, which share each load of the mixing matrix."""
+"""hyper_mix on cpu: an item is a few rows, which share the loads of the mixing matrix."""
 
 import tilelang.language as T
 
 from deepinfer.targets.base import Spec, grid, kernel
-from deepinfer.targets.cpu.dialect import LANES, call, const, dims, f32, fold_lanes
+from deepinfer.targets.cpu.dialect import LANES, call, const, dims
 from deepinfer.targets.cpu.kernels._macros import sum_squares
-
-
-@T.macro
-def fold_row(acc, sums, r):
-    """The sum over the lanes of row r of ``acc``, in ``sums[0]``."""
-    for l in T.serial(LANES):
-        sums[l] = acc[r * LANES + l]
-    fold_lanes(sums)
 
 
 @T.macro
@@ -58,32 +50,17 @@ def hyper_mix(spec: Spec):
              comb: T.Tensor((N, hc, hc), "float32"), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             first = (lo + item) * rows
-            acc = T.alloc_local((rows * LANES,), "float32")
             sums = T.alloc_local((max(LANES, hc + 1),), "float32")
-            rho = T.alloc_local((rows,), "float32")
             m = T.alloc_local((rows, M), "float32")
             c = T.alloc_local((hc, hc), "float32")
-            # The last item repeats its last row, so that the inner loops have a fixed length.
-            for r in T.serial(rows):
-                sum_squares(sums, x, T.min(first + r, N - 1), K)
-                rho[r] = call("di_rsqrt", sums[0] / const(K) + const(eps))
-            for o in T.serial(M):
-                for l in T.serial(rows * LANES):
-                    acc[l] = const(0)
-                for k in T.serial(K // LANES):
-                    for r in T.unroll(rows):
-                        for l in T.serial(LANES):
-                            acc[r * LANES + l] = acc[r * LANES + l] + f32(
-                                x[T.min(first + r, N - 1), k * LANES + l]) * fn[o, k * LANES + l]
-                for r in T.serial(rows):
-                    for l in T.serial(K % LANES):
-                        acc[r * LANES + l] = acc[r * LANES + l] + f32(
-                            x[T.min(first + r, N - 1), K // LANES * LANES + l]) * fn[
-                            o, K // LANES * LANES + l]
-                    fold_row(acc, sums, r)
-                    m[r, o] = sums[0] * rho[r]
+            call("di_linear_fp32", T.access_ptr(x[first, 0], "r"), K, T.access_ptr(fn[0, 0], "r"),
+                 K, M, T.min(rows, N - first), T.access_ptr(m[0, 0], "w"), type="int32")
             for r in T.serial(T.min(rows, N - first)):
                 row = first + r
+                sum_squares(sums, x, row, K)
+                sums[0] = call("di_rsqrt", sums[0] / const(K) + const(eps))
+                for o in T.serial(M):
+                    m[r, o] = m[r, o] * sums[0]
                 for j in T.serial(hc):
                     pre[row, j] = call("di_sigmoid", m[r, j] * scale[0] + base[j]) + const(hc_eps)
                     post[row, j] = const(2) * call(

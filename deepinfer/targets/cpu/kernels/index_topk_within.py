@@ -33,12 +33,12 @@ def index_topk_within(spec: Spec):
             row = lo + item
             r = request[row]
             reach = T.min((positions[row] + 1) // ratio, P * E)
-            weights = T.alloc_local((H,), "float32")
-            tile = T.alloc_local((I // 2, TILE), "uint8")
-            tile_sf = T.alloc_local((I // 32, TILE), "uint8")
+            weights = T.alloc_local((1, H), "float32")
+            tile = T.alloc_local((1, I // 2, TILE), "uint8")
+            tile_sf = T.alloc_local((1, I // 32, TILE), "uint8")
             entries = T.alloc_local((TILE,), "int32")
             used = T.alloc_var("int32")
-            weigh(w, row, weights)
+            weigh(w, row, 1, weights)
             for t in T.serial(ranks(spec) // TILE):
                 used = 0
                 for n in T.serial(TILE):
@@ -52,10 +52,10 @@ def index_topk_within(spec: Spec):
                     for n in T.serial(TILE):
                         if entries[n] >= 0:
                             load(keys, keys_sf, pages[r, entries[n] // E], entries[n] % E, tile,
-                                 tile_sf, n)
+                                 tile_sf, 0, n)
                         else:
-                            clear(tile, tile_sf, n)
-                    score(q, weights, row, tile, tile_sf, scratch, t * TILE)
+                            clear(tile, tile_sf, 0, n)
+                    score(q, weights, row, 1, tile, tile_sf, 1, scratch, t * TILE, 0)
                 for n in T.serial(TILE):
                     if entries[n] < 0:
                         scratch[t * TILE + n] = const(float("-inf"))

@@ -4,7 +4,7 @@ import tilelang.language as T
 
 from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import STORAGE, dims
-from deepinfer.targets.cpu.kernels._macros import TILE, store_tile
+from deepinfer.targets.cpu.kernels._macros import TILE, store_tiles
 from deepinfer.targets.cpu.kernels._packed import ITEMS, first_row, first_tile, row_count, space
 
 PADDED_ROWS = 8  # copied at a time where K is no multiple of 32
@@ -24,16 +24,14 @@ def packed_linear_bf16(spec: Spec):
              y: T.Tensor((N, m), STORAGE[out]), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             first = first_tile(lo + item, B, spec)
-            acc = T.alloc_local((R * TILE,), "float32")
+            acc = T.alloc_local((tiles * R * TILE,), "float32")
             for block in T.serial(T.truncdiv(row_count(lo + item, N, B, spec) + R - 1, R)):
                 row = first_row(lo + item, N, B, spec) + block * R
                 n = T.min(R, row_count(lo + item, N, B, spec) - block * R)
-                for t in T.serial(tiles):
-                    b = first + t
-                    T.call_extern("int32", "di_gemm_bf16", T.access_ptr(x[row, 0], "r"), K,
-                                  T.access_ptr(w[b, 0, 0], "r"), full, n,
-                                  T.access_ptr(acc[0], "w"), 0)
-                    store_tile(y, acc, row, n, b, m, out)
+                T.call_extern("int32", "di_gemm_bf16", T.access_ptr(x[row, 0], "r"), K,
+                              T.access_ptr(w[first, 0, 0], "r"), full, n, tiles,
+                              T.access_ptr(acc[0], "w"), 0)
+                store_tiles(y, acc, row, n, first, tiles, m, out)
 
     return body
 
@@ -49,7 +47,7 @@ def _padded(spec: Spec):
              y: T.Tensor((N, m), STORAGE[out]), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             first = first_tile(lo + item, B, spec)
-            acc = T.alloc_local((R * TILE,), "float32")
+            acc = T.alloc_local((tiles * R * TILE,), "float32")
             rows = T.alloc_local((R * full,), "uint16")
             for block in T.serial(T.truncdiv(row_count(lo + item, N, B, spec) + R - 1, R)):
                 row = first_row(lo + item, N, B, spec) + block * R
@@ -59,11 +57,9 @@ def _padded(spec: Spec):
                         rows[i * full + k] = x[row + i, k]
                     for k in T.serial(full - K):
                         rows[i * full + K + k] = T.uint16(0)
-                for t in T.serial(tiles):
-                    b = first + t
-                    T.call_extern("int32", "di_gemm_bf16", T.access_ptr(rows[0], "r"), full,
-                                  T.access_ptr(w[b, 0, 0], "r"), full, n,
-                                  T.access_ptr(acc[0], "w"), 0)
-                    store_tile(y, acc, row, n, b, m, out)
+                T.call_extern("int32", "di_gemm_bf16", T.access_ptr(rows[0], "r"), full,
+                              T.access_ptr(w[first, 0, 0], "r"), full, n, tiles,
+                              T.access_ptr(acc[0], "w"), 0)
+                store_tiles(y, acc, row, n, first, tiles, m, out)
 
     return body

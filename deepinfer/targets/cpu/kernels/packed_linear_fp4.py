@@ -4,7 +4,7 @@ import tilelang.language as T
 
 from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import STORAGE, dims
-from deepinfer.targets.cpu.kernels._macros import TILE, store_tile
+from deepinfer.targets.cpu.kernels._macros import TILE, store_tiles
 from deepinfer.targets.cpu.kernels._packed import ITEMS, first_row, first_tile, row_count, space
 
 
@@ -20,15 +20,13 @@ def packed_linear_fp4(spec: Spec):
              lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             first = first_tile(lo + item, B, spec)
-            acc = T.alloc_local((R * TILE,), "float32")
+            acc = T.alloc_local((tiles * R * TILE,), "float32")
             for block in T.serial(T.truncdiv(row_count(lo + item, N, B, spec) + R - 1, R)):
                 row = first_row(lo + item, N, B, spec) + block * R
                 n = T.min(R, row_count(lo + item, N, B, spec) - block * R)
-                for t in T.serial(tiles):
-                    b = first + t
-                    T.call_extern("int32", "di_gemm_e2m1", T.access_ptr(x[row, 0], "r"), K,
-                                  T.access_ptr(w[b, 0, 0], "r"), T.access_ptr(sf[b, 0, 0], "r"),
-                                  K, n, T.access_ptr(acc[0], "w"), 0)
-                    store_tile(y, acc, row, n, b, m, out)
+                T.call_extern("int32", "di_gemm_e2m1", T.access_ptr(x[row, 0], "r"), K,
+                              T.access_ptr(w[first, 0, 0], "r"), T.access_ptr(sf[first, 0, 0], "r"),
+                              K, n, tiles, T.access_ptr(acc[0], "w"), 0)
+                store_tiles(y, acc, row, n, first, tiles, m, out)
 
     return body

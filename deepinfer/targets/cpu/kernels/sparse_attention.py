@@ -4,22 +4,29 @@ import tilelang.language as T
 
 from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import call, dims
-from deepinfer.targets.cpu.kernels.window_attention import (
+from deepinfer.targets.cpu.kernels._attention import (
     LANES,
     TILE,
+    clear_lanes,
     first_seen,
+    follows,
     softmax_macros,
-    window_macro,
+    tile_bytes,
+    tile_slots,
+    window_macros,
 )
 
 
-@kernel("sparse_attention", items="N")
+@kernel("sparse_attention", items="N",
+        scratch=lambda spec: tile_bytes(spec, spec.attrs["window"]))
 def sparse_attention(spec: Spec):
     N, H, D, S, W, F, R, P, E, K = dims(spec, "N", "H", "D", "S", "W", "F", "R", "P", "E", "K")
     pages_total = dims(spec, "T")
     window = spec.attrs["window"]
+    slots = tile_slots(window)  # the tile after them holds the picks
+    clear = clear_lanes(D)
     start, attend, finish = softmax_macros(H, D, spec.attrs["scale"])
-    attend_window = window_macro(D, W, D // F, attend)
+    fill, advance, attend_window = window_macros(D, W, D // F, slots, attend)
 
     @T.prim_func
     def body(q: T.Tensor((N, H * D), "uint16"), k: T.Tensor((N, D), "uint8"),
@@ -29,23 +36,27 @@ def sparse_attention(spec: Spec):
              spans: T.Tensor((R, 4), "int32"), idx: T.Tensor((N, K), "int32"),
              pages: T.Tensor((R, P), "int32"), kv: T.Tensor((pages_total, E, D // 2), "uint8"),
              kv_sf: T.Tensor((pages_total, E, D // 16), "uint8"),
-             o: T.Tensor((N, H * D), "uint16"), lo: T.int32, hi: T.int32):
+             o: T.Tensor((N, H * D), "uint16"),
+             scratch: T.Tensor((2, slots + 1, TILE * D), "uint16"), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             row = lo + item
             q_pairs = T.alloc_local((-(-H // LANES), D // 2, LANES, 2), "uint16")
-            keys = T.alloc_local((TILE, D), "uint16")
             high = T.alloc_local((-(-H // LANES), LANES), "float32")
             total = T.alloc_local((-(-H // LANES), LANES), "float32")
             out = T.alloc_local((D // LANES, H, LANES), "float32")
             r = request[row]
-            slot = spans[r, 0]
-            first = spans[r, 1]
             position = positions[row]
             low = T.alloc_var("int32")
             low = first_seen(position, window, spans[r, 3])
+            if follows(item, row, request):
+                advance(first_seen(position - 1, window, spans[r, 3]), low, position,
+                        positions[spans[r, 1]], spans[r, 0], spans[r, 1], k, k_sf, ring, ring_sf,
+                        scratch)
+            else:
+                fill(low, position, positions[spans[r, 1]], spans[r, 0], spans[r, 1], k, k_sf,
+                     ring, ring_sf, scratch)
             start(q, row, q_pairs, high, total, out)
-            attend_window(low, position, positions[first], slot, first, k, k_sf, ring, ring_sf,
-                          keys, q_pairs, high, total, out)
+            attend_window(low, position, scratch, q_pairs, high, total, out)
             filled = T.alloc_var("int32")
             filled = 0
             for j in T.serial(K):
@@ -54,10 +65,13 @@ def sparse_attention(spec: Spec):
                     page = pages[r, entry // E]
                     call("di_key_e2m1", T.access_ptr(kv[page, entry % E, 0], "r"),
                          T.access_ptr(kv_sf[page, entry % E, 0], "r"), D,
-                         T.access_ptr(keys[filled, 0], "w"), type="int32")
+                         T.access_ptr(scratch[0, slots, filled * D], "w"), type="int32")
                     filled = filled + 1
                 if T.Or(filled == TILE, T.And(j == K - 1, filled > 0)):
-                    attend(keys, 0, filled, q_pairs, high, total, out)
+                    clear(scratch, slots, filled, TILE)
+                    call("di_pack_keys", T.access_ptr(scratch[0, slots, 0], "r"), D,
+                         T.access_ptr(scratch[1, slots, 0], "w"), type="int32")
+                    attend(scratch, slots, 0, filled, q_pairs, high, total, out)
                     filled = 0
             finish(sink, row, high, total, out, o)
 

@@ -58,3 +58,46 @@ extern "C" int32_t di_key_e2m1(uint8_t* __restrict packed, uint8_t* __restrict s
     di_widen_e2m1(packed + 8 * b, di_e4m3_to_f32(sf[b]), out + 16 * b);
   return 0;
 }
+
+enum : int32_t { kTileKeys = 64, kTileChannels = 16 };
+
+// values = the 64 keys of a tile, pairs of keys side by side. Returns 0.
+extern "C" int32_t di_pack_keys(uint16_t* __restrict keys, int32_t width,
+                               uint16_t* __restrict values) {
+  for (int32_t j = 0; j < kTileKeys / 2; ++j)
+    for (int32_t t = 0; t < width / kTileChannels; ++t) {
+      const uint16_t* even = keys + 2 * j * width + t * kTileChannels;
+      uint16_t* out = values + (t * kTileKeys + 2 * j) * kTileChannels;
+#if defined(DI_ISA_AVX2) || defined(DI_ISA_AVX512) || defined(DI_ISA_AMX)
+      const __m256i e = _mm256_loadu_si256((const __m256i*)even);
+      const __m256i o = _mm256_loadu_si256((const __m256i*)(even + width));
+      const __m256i low = _mm256_unpacklo_epi16(e, o), high = _mm256_unpackhi_epi16(e, o);
+      _mm256_storeu_si256((__m256i*)out, _mm256_permute2x128_si256(low, high, 0x20));
+      _mm256_storeu_si256((__m256i*)(out + 16), _mm256_permute2x128_si256(low, high, 0x31));
+#else
+      for (int32_t c = 0; c < kTileChannels; ++c) {
+        out[2 * c] = even[c];
+        out[2 * c + 1] = even[width + c];
+      }
+#endif
+    }
+  return 0;
+}
+
+// The values of one lane become `key`. Returns 0.
+extern "C" int32_t di_set_value(uint16_t* __restrict key, int32_t width, int32_t lane,
+                               uint16_t* __restrict values) {
+  uint16_t* out = values + (lane / 2) * 2 * kTileChannels + lane % 2;
+  for (int32_t t = 0; t < width / kTileChannels; ++t)
+    for (int32_t c = 0; c < kTileChannels; ++c)
+      out[t * kTileKeys * kTileChannels + 2 * c] = key[t * kTileChannels + c];
+  return 0;
+}
+
+// The values of one lane become zero. Returns 0.
+extern "C" int32_t di_drop_value(uint16_t* values, int32_t width, int32_t lane) {
+  uint16_t* out = values + (lane / 2) * 2 * kTileChannels + lane % 2;
+  for (int32_t t = 0; t < width / kTileChannels; ++t)
+    for (int32_t c = 0; c < kTileChannels; ++c) out[t * kTileKeys * kTileChannels + 2 * c] = 0;
+  return 0;
+}

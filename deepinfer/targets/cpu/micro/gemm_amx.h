@@ -72,19 +72,12 @@ inline void store_pairs(uint32_t* out, Vec even, Vec odd) {
 // The weight block as a bf16 tile: in place if stored so, else widened into `buffer`.
 template <class Format>
 inline const void* weight_tile(const uint8_t* w, const uint8_t* sf, Bf16Tile& buffer) {
-  if (!scales_are_plain<Format>(sf, 1)) {
-    WeightSlab slab;
-    widen_block_scalar<Format>(w, sf, slab);
-    for (int j = 0; j < kPairs; ++j)
-      store_pairs(buffer.pairs[j], load_vec(slab.v[0][j]), load_vec(slab.v[1][j]));
-    return &buffer;
-  }
-  const PairWidener<Format> widener(sf);
-  for (int j = 0; j < kPairs; ++j) {
-    Vec even, odd;
-    widener.widen(w + j * Format::kPairBytes, &even, &odd);
-    store_pairs(buffer.pairs[j], even, odd);
-  }
+  WeightSlab slab;
+  widen_block<Format>(w, sf, scales_are_near<Format>(sf, 1), slab);
+  const Vec scale = load_vec(slab.scale);
+  for (int j = 0; j < kPairs; ++j)
+    store_pairs(buffer.pairs[j], _mm512_mul_ps(load_vec(slab.v[0][j]), scale),
+                _mm512_mul_ps(load_vec(slab.v[1][j]), scale));
   return &buffer;
 }
 
@@ -115,11 +108,11 @@ inline RowTile row_tile(const Operands& x, int first, int n, int k, Bf16Tile& bu
     touch_memory(t.base); /* before `gathered` is filled again */  \
   } while (0)
 
-// `full` row blocks of 16 (at most 4) and `tail` rows after them, over all of K.
+// `full` row blocks of 16 (at most 4) and `tail` rows after them of one tile, over all of K.
 template <class Format>
-inline void add_tiles(const Operands& x, int first, int full, int tail) {
+inline void add_tiles(const Operands& x, int tile, int first, int full, int tail) {
   Bf16Tile widened, gathered;
-  float* acc = x.acc + (int64_t)first * kCols;
+  float* acc = TileAt<Format>(x, tile, 0, first).acc;
   float* const acc_tail = acc + full * kTileRows * kCols;
   touch_memory(acc);
   if (full > 0) _tile_loadd(0, acc, kTileBytes);
@@ -128,8 +121,8 @@ inline void add_tiles(const Operands& x, int first, int full, int tail) {
   if (full > 3) _tile_loadd(3, acc + 3 * kTileRows * kCols, kTileBytes);
   if (tail) _tile_loadd(6, acc_tail, kTileBytes);
   for (int b = 0; b < x.blocks; ++b) {
-    const void* w = weight_tile<Format>(x.w + (int64_t)b * kPairs * Format::kPairBytes,
-                                        x.sf + (int64_t)b * Format::kScaleBytes, widened);
+    const TileAt<Format> at(x, tile, b, first);
+    const void* w = weight_tile<Format>(at.w, at.sf, widened);
     touch_memory(w);
     _tile_loadd(5, w, kTileBytes);
     if (full > 0) DI_AMX_MULTIPLY(0, 4, first, kTileRows);
@@ -157,7 +150,7 @@ inline void add_all_amx(const Operands& x) {
   do {
     const int full = blocks < kMaxTiles ? blocks : kMaxTiles;
     blocks -= full;
-    add_tiles<Format>(x, first, full, blocks ? 0 : tail);
+    for (int t = 0; t < x.tiles; ++t) add_tiles<Format>(x, t, first, full, blocks ? 0 : tail);
     first += full * kTileRows;
   } while (blocks);
 }

@@ -12,15 +12,15 @@ namespace {
 
 enum : int { kCols = 16, kBlock = 32, kPairs = 16 };
 
-// One K block of a tile widened to fp32: [even or odd k][pair][column].
+// One K block of a tile widened to fp32: [even or odd k][pair][column], times scale[column].
 struct alignas(64) WeightSlab {
   float v[2][kPairs][kCols];
+  float scale[kCols];
 };
 
-// One K block of R rows widened to fp32: [row][even or odd k][pair].
-template <int R>
-struct alignas(64) RowSlab {
-  float v[R][2][kPairs];
+// One K block of one row widened to fp32: [even or odd k][pair].
+struct alignas(64) RowBlock {
+  float v[2][kPairs];
 };
 
 inline float bits_to_f32(uint32_t bits) {
@@ -69,12 +69,18 @@ struct DecodeTable {
 constexpr DecodeTable<4, 3> kE4m3Values;
 constexpr DecodeTable<2, 1> kE2m1Values;
 
-// A format: bytes per K pair, scale bytes per K block, and the largest scale code that the vector
-// widening takes. The vector code folds an fp16 exponent offset into the scale, which must stay
-// finite; blocks with a larger code (or NaN) are widened by `decode`, one value at a time.
-// `decode` gives value * scale rounded to fp32 and flushed: exact in a valid checkpoint.
+// The vector levels widen codes without their scale, sum up a K block of their products, and
+// multiply the sum: the same bits as long as nothing on the way, scaled or not, is so small that it
+// is flushed or so large that it overflows. That holds if all rows have values that are zero or of
+// a size in [2^-40, 2^40), and all scales are 2^-60 .. 2^60: all terms are multiples of
+// 2^(-40-7) * 2^-9 * 2^-60, and below 2^40 * 2^9 * 2^60. Other blocks are widened by `decode`, one
+// value at a time, under a scale of 1.
+enum : int { kNearRow = 40, kNearScale = 60 };
+
+// A format: bytes per K pair and scale bytes per K block. `decode` gives value * scale rounded to
+// fp32 and flushed: exact in a valid checkpoint.
 struct Bf16 {
-  enum : int { kPairBytes = 64, kScaleBytes = 0, kMaxPlainScale = 255 };
+  enum : int { kPairBytes = 64, kScaleBytes = 0 };
   static float decode(const uint8_t* w, const uint8_t*, int pair, int col, int odd) {
     uint16_t bits;
     memcpy(&bits, w + pair * kPairBytes + col * 4 + odd * 2, 2);
@@ -83,7 +89,7 @@ struct Bf16 {
 };
 
 struct E4m3 {
-  enum : int { kPairBytes = 32, kScaleBytes = 1, kMaxPlainScale = 246 };
+  enum : int { kPairBytes = 32, kScaleBytes = 1 };
   static float decode(const uint8_t* w, const uint8_t* sf, int pair, int col, int odd) {
     double value = kE4m3Values.value[w[pair * kPairBytes + col * 2 + odd]];
     return flush_denormal((float)(value * decode_ue8m0(sf[0])));
@@ -91,7 +97,7 @@ struct E4m3 {
 };
 
 struct E2m1 {
-  enum : int { kPairBytes = 16, kScaleBytes = 16, kMaxPlainScale = 240 };
+  enum : int { kPairBytes = 16, kScaleBytes = 16 };
   static float decode(const uint8_t* w, const uint8_t* sf, int pair, int col, int odd) {
     uint8_t codes = w[pair * kPairBytes + col];
     double value = kE2m1Values.value[odd ? codes >> 4 : codes & 15];
@@ -99,13 +105,15 @@ struct E2m1 {
   }
 };
 
-// Whether all scale codes of `blocks` K blocks suit the vector widening.
+// Whether all scales of `blocks` K blocks are near 1.
 template <class Format>
-inline bool scales_are_plain(const uint8_t* sf, int blocks) {
-  uint8_t largest = 0;
-  for (int i = 0; i < blocks * Format::kScaleBytes; ++i)
-    largest = sf[i] > largest ? sf[i] : largest;
-  return largest <= Format::kMaxPlainScale;
+inline bool scales_are_near(const uint8_t* sf, int blocks) {
+  uint8_t farthest = 0;
+  for (int i = 0; i < blocks * Format::kScaleBytes; ++i) {
+    const uint8_t shifted = (uint8_t)(sf[i] - (127 - kNearScale));
+    farthest = shifted > farthest ? shifted : farthest;
+  }
+  return farthest <= 2 * kNearScale;
 }
 
 template <class Format>
@@ -114,6 +122,7 @@ inline void widen_block_scalar(const uint8_t* w, const uint8_t* sf, WeightSlab& 
     for (int col = 0; col < kCols; ++col)
       for (int odd = 0; odd < 2; ++odd)
         slab.v[odd][pair][col] = Format::decode(w, sf, pair, col, odd);
+  for (int col = 0; col < kCols; ++col) slab.scale[col] = 1.0f;
 }
 
 }  // namespace

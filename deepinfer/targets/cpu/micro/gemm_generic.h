@@ -42,30 +42,35 @@ inline void run_chains(const float* a, const float (*w)[kCols], F64x2* chain) {
 }
 
 template <class Format>
-inline void widen_block(const uint8_t* w, const uint8_t* sf, WeightSlab& slab) {
+inline void widen_block(const uint8_t* w, const uint8_t* sf, bool, WeightSlab& slab) {
   widen_block_scalar<Format>(w, sf, slab);
 }
 
 // The vector levels have a path of their own for very few rows; here it would save nothing.
 template <class Format>
-inline bool add_few(const uint8_t*, const uint8_t*, const uint16_t* const*, int, int, float*) {
+inline bool add_few(const uint8_t*, const uint8_t*, const RowBlock*, int, int, float*) {
   return false;
 }
 
-inline void widen_row(const uint16_t* a, float (*row)[kPairs]) {
+struct RowRange {  // of no use here, where scales are part of the widened weights
+  bool is_near() const { return false; }
+};
+
+template <class Format>
+inline void widen_row(const uint16_t* a, RowBlock& row, RowRange&) {
   for (int j = 0; j < kPairs; ++j)
     for (int odd = 0; odd < 2; ++odd)
-      row[odd][j] = flush_denormal(bits_to_f32((uint32_t)a[2 * j + odd] << 16));
+      row.v[odd][j] = flush_denormal(bits_to_f32((uint32_t)a[2 * j + odd] << 16));
 }
 
 // One K block of R rows: acc[r] = acc[r] + (even chain + odd chain).
 template <int R>
-inline void add_block(const WeightSlab& w, const RowSlab<R>& a, float* acc) {
+inline void add_block(const WeightSlab& w, const RowBlock* a, float* acc) {
   for (int r = 0; r < R; ++r, acc += kCols)
     for (int first = 0; first < kCols; first += 8) {
       F64x2 even[4], odd[4];
-      run_chains(a.v[r][0], (const float (*)[kCols])&w.v[0][0][first], even);
-      run_chains(a.v[r][1], (const float (*)[kCols])&w.v[1][0][first], odd);
+      run_chains(a[r].v[0], (const float (*)[kCols])&w.v[0][0][first], even);
+      run_chains(a[r].v[1], (const float (*)[kCols])&w.v[1][0][first], odd);
       for (int v = 0; v < 4; ++v) {
         const F64x2 t = round_to_f32(even[v] + odd[v]);
         for (int n = 0; n < 2; ++n) {

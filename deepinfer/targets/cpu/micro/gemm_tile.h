@@ -1,6 +1,6 @@
-// One tile of 16 columns times any number of rows: the loops around a level's K block.
+// Tiles of 16 columns times any number of rows: the loops around a level's K block.
 //
-// Needs from the level: kMaxRows, kDirectRows, widen_block, widen_row, add_block, add_few.
+// Needs from the level: kMaxRows, kDirectRows, widen_block, widen_row, RowRange, add_block, add_few.
 #pragma once
 #include "gemm_formats.h"
 #include "mxcsr.h"
@@ -8,7 +8,8 @@
 namespace di_gemm {
 namespace {
 
-// Rows that share one widening of a weight block; their accumulators stay in the L1 cache.
+// Rows that share one widening of a weight block. Their own widening is shared by all tiles, and
+// stays in the L1 cache with the accumulators.
 enum : int { kChunkRows = 96 };
 
 struct Operands {
@@ -16,15 +17,27 @@ struct Operands {
   int64_t lda;
   const int32_t* rows;  // null: row i is row i of a
   const uint8_t *w, *sf;
-  int blocks, m;
+  int blocks, m, tiles;
   float* acc;
 
   const uint16_t* row(int i) const { return a + (rows ? (int64_t)rows[i] : (int64_t)i) * lda; }
 };
 
+// The weights of one tile from one K block on, and its accumulators from one row on.
+template <class Format>
+struct TileAt {
+  const uint8_t *w, *sf;
+  float* acc;
+
+  TileAt(const Operands& x, int tile, int block, int row)
+      : w(x.w + ((int64_t)tile * x.blocks + block) * kPairs * Format::kPairBytes),
+        sf(x.sf + ((int64_t)tile * x.blocks + block) * Format::kScaleBytes),
+        acc(x.acc + ((int64_t)tile * x.m + row) * kCols) {}
+};
+
 // Every NaN becomes 0x7FC00000: levels differ in which operand's payload an addition keeps.
-inline void canonicalize_nan(float* acc, int count) {
-  for (int i = 0; i < count; ++i) {
+inline void canonicalize_nan(float* acc, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
     uint32_t bits = f32_to_bits(acc[i]);
     acc[i] = bits_to_f32((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : bits);
   }
@@ -32,38 +45,51 @@ inline void canonicalize_nan(float* acc, int count) {
 
 // Not inlined: one copy serves all formats, which halves the time to compile a kernel.
 template <int R>
-__attribute__((noinline)) void add_rows(const WeightSlab& slab, const uint16_t* const* rows, int k,
-                                        float* acc) {
-  RowSlab<R> a;
-  for (int r = 0; r < R; ++r) widen_row(rows[r] + k, a.v[r]);
-  add_block<R>(slab, a, acc);
+__attribute__((noinline)) void add_rows(const WeightSlab& slab, const RowBlock* rows, float* acc) {
+  add_block<R>(slab, rows, acc);
 }
 
 template <int R>
-inline void add_group(int n, const WeightSlab& slab, const uint16_t* const* rows, int k,
-                      float* acc) {
-  if (n == R) return add_rows<R>(slab, rows, k, acc);
-  if constexpr (R > 1) add_group<R - 1>(n, slab, rows, k, acc);
+inline void add_group(int n, const WeightSlab& slab, const RowBlock* rows, float* acc) {
+  if (n == R) return add_rows<R>(slab, rows, acc);
+  if constexpr (R > 1) add_group<R - 1>(n, slab, rows, acc);
+}
+
+// One K block of n rows, in groups of nearly equal size: a last group of one row would leave the
+// FMA units idle.
+inline void add_groups(int n, const WeightSlab& slab, const RowBlock* rows, float* acc) {
+  const int groups = (n + kMaxRows - 1) / kMaxRows, size = n / groups, larger = n % groups;
+  for (int g = 0; g < groups; ++g) {
+    const int count = size + (g < larger);
+    add_group<kMaxRows>(count, slab, rows, acc);
+    rows += count;
+    acc += count * kCols;
+  }
 }
 
 template <class Format>
 inline void add_chunk(const Operands& x, int first, int n) {
   const uint16_t* rows[kChunkRows];
+  RowBlock widened[kChunkRows];  // [K block][row]; several K blocks at once if the rows are few
   for (int i = 0; i < n; ++i) rows[i] = x.row(first + i);
-  float* acc = x.acc + (int64_t)first * kCols;
-  if (n <= kDirectRows && scales_are_plain<Format>(x.sf, x.blocks) &&
-      add_few<Format>(x.w, x.sf, rows, n, x.blocks, acc))
-    return;
-  // Groups of nearly equal size: a last group of one row would leave the FMA units idle.
-  const int groups = (n + kMaxRows - 1) / kMaxRows, size = n / groups, larger = n % groups;
-  WeightSlab slab;
-  for (int b = 0; b < x.blocks; ++b) {
-    widen_block<Format>(x.w + (int64_t)b * kPairs * Format::kPairBytes,
-                        x.sf + (int64_t)b * Format::kScaleBytes, slab);
-    for (int g = 0, i = 0; g < groups; ++g) {
-      const int count = size + (g < larger);
-      add_group<kMaxRows>(count, slab, rows + i, b * kBlock, acc + i * kCols);
-      i += count;
+  const int step = n <= kDirectRows ? kChunkRows / n : 1;
+  for (int b = 0; b < x.blocks; b += step) {
+    const int count = x.blocks - b < step ? x.blocks - b : step;
+    RowRange range;
+    for (int j = 0; j < count; ++j)
+      for (int i = 0; i < n; ++i)
+        widen_row<Format>(rows[i] + (b + j) * kBlock, widened[j * n + i], range);
+    for (int t = 0; t < x.tiles; ++t) {
+      const TileAt<Format> tile(x, t, b, first);
+      const bool near = range.is_near() && scales_are_near<Format>(tile.sf, count);
+      if (n <= kDirectRows && near && add_few<Format>(tile.w, tile.sf, widened, n, count, tile.acc))
+        continue;
+      for (int j = 0; j < count; ++j) {
+        WeightSlab slab;
+        const TileAt<Format> at(x, t, b + j, first);
+        widen_block<Format>(at.w, at.sf, near, slab);
+        add_groups(n, slab, widened + j * n, at.acc);
+      }
     }
   }
 }

@@ -1,7 +1,7 @@
 // The contract order on vector registers, shared by the AVX2 and AVX-512 levels.
 //
-// Needs from the level's header: Vec and its operations, kVecs, kLanes, kDirectRows, widen_row,
-// PairWidener<Format>.
+// Needs from the level's header: Vec and its operations, kVecs, kLanes, kDirectRows,
+// Widener<Format>, load_scales<Format>.
 #pragma once
 #include "gemm_formats.h"
 
@@ -9,9 +9,9 @@ namespace di_gemm {
 namespace {
 
 template <class Format>
-inline void widen_block(const uint8_t* w, const uint8_t* sf, WeightSlab& slab) {
-  if (!scales_are_plain<Format>(sf, 1)) return widen_block_scalar<Format>(w, sf, slab);
-  const PairWidener<Format> widener(sf);
+inline void widen_block(const uint8_t* w, const uint8_t* sf, bool near, WeightSlab& slab) {
+  if (!near) return widen_block_scalar<Format>(w, sf, slab);
+  const Widener<Format> widener;
   for (int j = 0; j < kPairs; ++j) {
     Vec even[kVecs], odd[kVecs];
     widener.widen(w + j * Format::kPairBytes, even, odd);
@@ -20,28 +20,33 @@ inline void widen_block(const uint8_t* w, const uint8_t* sf, WeightSlab& slab) {
       store_vec(&slab.v[1][j][v * kLanes], odd[v]);
     }
   }
+  Vec scale[kVecs];
+  load_scales<Format>(sf, scale);
+  for (int v = 0; v < kVecs; ++v) store_vec(&slab.scale[v * kLanes], scale[v]);
 }
 
 // The even or the odd chains of R rows over one K block, from +0.
 template <int R>
-inline __attribute__((always_inline)) void run_chains(const WeightSlab& w, const RowSlab<R>& a,
+inline __attribute__((always_inline)) void run_chains(const WeightSlab& w, const RowBlock* a,
                                                       int odd, Vec (&chain)[R][kVecs]) {
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVecs; ++v) chain[r][v] = zero_vec();
+#pragma GCC unroll 16
   for (int j = 0; j < kPairs; ++j) {
     Vec weights[kVecs];
     for (int v = 0; v < kVecs; ++v) weights[v] = load_vec(&w.v[odd][j][v * kLanes]);
     for (int r = 0; r < R; ++r) {
-      const Vec x = broadcast_vec(&a.v[r][odd][j]);
+      const Vec x = broadcast_vec(&a[r].v[odd][j]);
       for (int v = 0; v < kVecs; ++v) chain[r][v] = fma_vec(x, weights[v], chain[r][v]);
     }
   }
 }
 
-// One K block of R rows: acc[r] = acc[r] + (even chain + odd chain). The even chains of all rows
-// run first, then the odd ones, so that R can be large; which chain runs first changes no bit.
+// One K block of R rows: acc[r] = acc[r] + (even chain + odd chain) * scale, where the product is
+// exact, so that a fused multiply-add is the addition. The even chains of all rows run first, then
+// the odd ones, so that R can be large; which chain runs first changes no bit.
 template <int R>
-inline __attribute__((always_inline)) void add_block(const WeightSlab& w, const RowSlab<R>& a,
+inline __attribute__((always_inline)) void add_block(const WeightSlab& w, const RowBlock* a,
                                                      float* acc) {
   Vec even[R][kVecs], odd[R][kVecs];
   run_chains<R>(w, a, 0, even);
@@ -49,39 +54,40 @@ inline __attribute__((always_inline)) void add_block(const WeightSlab& w, const 
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVecs; ++v) {
       float* out = acc + r * kCols + v * kLanes;
-      store_vec(out, add_vec(load_vec(out), add_vec(even[r][v], odd[r][v])));
+      const Vec scale = load_vec(&w.scale[v * kLanes]);
+      store_vec(out, fma_vec(add_vec(even[r][v], odd[r][v]), scale, load_vec(out)));
     }
 }
 
-// All K of R rows, widening the weights in registers: for so few rows that a slab of widened
-// weights would be stored and loaded again for little use.
+// Some K blocks of R rows, widening the weights in registers: for so few rows that a slab of
+// widened weights would be stored and loaded again for little use. `a` is [K block][row].
 template <class Format, int R>
-inline void add_direct(const uint8_t* w, const uint8_t* sf, const uint16_t* const* rows, int blocks,
+inline void add_direct(const uint8_t* w, const uint8_t* sf, const RowBlock* a, int blocks,
                        float* acc) {
+  const Widener<Format> widener;
   Vec total[R][kVecs];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVecs; ++v) total[r][v] = load_vec(acc + r * kCols + v * kLanes);
-  for (int b = 0; b < blocks; ++b) {
-    RowSlab<R> a;
-    for (int r = 0; r < R; ++r) widen_row(rows[r] + b * kBlock, a.v[r]);
-    Vec even[R][kVecs], odd[R][kVecs];
+  for (int b = 0; b < blocks; ++b, a += R) {
+    Vec even[R][kVecs], odd[R][kVecs], scale[kVecs];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVecs; ++v) even[r][v] = odd[r][v] = zero_vec();
-    const PairWidener<Format> widener(sf);
+#pragma GCC unroll 4
     for (int j = 0; j < kPairs; ++j) {
       Vec we[kVecs], wo[kVecs];
       widener.widen(w + j * Format::kPairBytes, we, wo);
       for (int r = 0; r < R; ++r) {
-        Vec xe = broadcast_vec(&a.v[r][0][j]), xo = broadcast_vec(&a.v[r][1][j]);
+        const Vec xe = broadcast_vec(&a[r].v[0][j]), xo = broadcast_vec(&a[r].v[1][j]);
         for (int v = 0; v < kVecs; ++v) {
           even[r][v] = fma_vec(xe, we[v], even[r][v]);
           odd[r][v] = fma_vec(xo, wo[v], odd[r][v]);
         }
       }
     }
+    load_scales<Format>(sf, scale);
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVecs; ++v)
-        total[r][v] = add_vec(total[r][v], add_vec(even[r][v], odd[r][v]));
+        total[r][v] = fma_vec(add_vec(even[r][v], odd[r][v]), scale[v], total[r][v]);
     w += kPairs * Format::kPairBytes;
     sf += Format::kScaleBytes;
   }
@@ -89,12 +95,12 @@ inline void add_direct(const uint8_t* w, const uint8_t* sf, const uint16_t* cons
     for (int v = 0; v < kVecs; ++v) store_vec(acc + r * kCols + v * kLanes, total[r][v]);
 }
 
-// All K of n rows if n is at most R, else false.
+// `blocks` K blocks of n rows if n is at most R, else false.
 template <class Format, int R = kDirectRows>
-inline bool add_few(const uint8_t* w, const uint8_t* sf, const uint16_t* const* rows, int n,
-                    int blocks, float* acc) {
-  if (n == R) return add_direct<Format, R>(w, sf, rows, blocks, acc), true;
-  if constexpr (R > 1) return add_few<Format, R - 1>(w, sf, rows, n, blocks, acc);
+inline bool add_few(const uint8_t* w, const uint8_t* sf, const RowBlock* a, int n, int blocks,
+                    float* acc) {
+  if (n == R) return add_direct<Format, R>(w, sf, a, blocks, acc), true;
+  if constexpr (R > 1) return add_few<Format, R - 1>(w, sf, a, n, blocks, acc);
   return false;
 }
 

@@ -10,6 +10,7 @@
 #include "formats.h"
 #include "functions.h"
 #include "gemm.h"
+#include "linear_fp32.h"
 #include "noise.h"
 #include "sample.h"
 #include "topk.h"

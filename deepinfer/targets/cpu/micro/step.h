@@ -8,6 +8,7 @@
 #include <vector>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -38,8 +39,9 @@ struct DiPhase {
   const DiBytes* bytes;
 };
 
-// What a caller passes: pointers of all values, sizes, scratch per thread, and where to copy
-// watched values right after their node ran (null: not watched).
+// What a caller passes: pointers of all values, sizes, scratch per thread, where to copy watched
+// values right after their node ran (null: not watched), and where to add each launch's nanoseconds
+// (null: not timed) on which clock.
 struct DiStep {
   void* const* values;
   const int32_t* sizes;
@@ -47,6 +49,8 @@ struct DiStep {
   int64_t scratch_stride;
   void* pool;
   void* const* watch;
+  int64_t* times;
+  int64_t clock;
 };
 
 // Rounding to nearest even, denormals kept, exceptions masked: whatever the host process had set.
@@ -70,9 +74,15 @@ struct DiTask {
 };
 
 // Thread t of n runs items [items*t/n, items*(t+1)/n): a static cut, the caller is thread 0.
+//
+// Who waits spins for a while, some 50 us, and then sleeps; with more threads than processors he
+// sleeps at once, because whom he waits for may need his. No wake-up is lost: `epoch_` is raised,
+// and `left_` seen to be zero, under the mutex that the sleeper holds while he looks.
 class DiPool {
  public:
-  explicit DiPool(int threads) : threads_(threads < 1 ? 1 : threads) {
+  explicit DiPool(int threads)
+      : threads_(threads < 1 ? 1 : threads),
+        spins_((unsigned)(threads_ - 1) >= std::thread::hardware_concurrency() ? 0 : 4000) {
     try {
       for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
     } catch (...) {  // the system has no more threads: end those that started
@@ -96,7 +106,10 @@ class DiPool {
     }
     wake_.notify_all();
     part(task, 0, threads_);
-    for (int spin = 0; left_.load(std::memory_order_acquire) != 0; ++spin) pause(spin);
+    if (!spin([&] { return left_.load(std::memory_order_acquire) == 0; })) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      done_.wait(lock, [&] { return left_.load(std::memory_order_acquire) == 0; });
+    }
   }
 
  private:
@@ -109,14 +122,16 @@ class DiPool {
     wake_.notify_all();
     for (auto& worker : workers_) worker.join();
   }
-  static void pause(int spin) {
-    if (spin < 4000) {
+  // Whether `condition` came true within the time to spin.
+  template <class Condition>
+  bool spin(Condition condition) const {
+    for (int i = 0; i < spins_; ++i) {
+      if (condition()) return true;
 #if defined(__x86_64__)
       _mm_pause();
 #endif
-    } else {
-      std::this_thread::yield();
     }
+    return condition();
   }
   static void part(const DiTask& task, int t, int n) {
     const int64_t lo = task.items * t / n, hi = task.items * (t + 1) / n;
@@ -127,23 +142,25 @@ class DiPool {
     DiFloatState state;
     uint64_t seen = 0;
     for (;;) {
-      for (int spin = 0; spin < 4000 && epoch_.load(std::memory_order_acquire) == seen; ++spin)
-        pause(spin);
-      if (epoch_.load(std::memory_order_acquire) == seen) {
+      const auto called = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
+      if (!spin(called)) {
         std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return epoch_.load(std::memory_order_acquire) != seen; });
+        wake_.wait(lock, called);
       }
       seen = epoch_.load(std::memory_order_acquire);
       if (stop_) return;
       part(*task_, t, threads_);
-      left_.fetch_sub(1, std::memory_order_acq_rel);
+      if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        std::lock_guard<std::mutex> lock(mutex_);  // not between the caller's look and his sleep
+        done_.notify_one();
+      }
     }
   }
 
-  const int threads_;
+  const int threads_, spins_;
   std::vector<std::thread> workers_;
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, done_;
   std::atomic<uint64_t> epoch_{0};
   std::atomic<int> left_{0};
   const DiTask* task_ = nullptr;
@@ -152,6 +169,12 @@ class DiPool {
 
 static int64_t di_bytes(const DiBytes& b, const int32_t* sizes) {
   return b.fixed * (b.a < 0 ? 1 : sizes[b.a]) * (b.b < 0 ? 1 : sizes[b.b]);
+}
+
+static int64_t di_now(int64_t clock) {
+  timespec now;
+  clock_gettime((clockid_t)clock, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 // Returns the number of launches that ran.
@@ -172,7 +195,9 @@ static int32_t di_run_phase(const DiPhase& phase, const DiStep* step) {
     task.items = (size * launch.mul + launch.div - 1) / launch.div;
     task.scratch = step->scratch;
     task.stride = step->scratch_stride;
+    const int64_t begun = step->times ? di_now(step->clock) : 0;
     pool->run(task);
+    if (step->times) step->times[i] += di_now(step->clock) - begun;
     if (step->watch)
       for (int32_t a = launch.num_inputs; a < launch.num_args; ++a)
         if (void* to = step->watch[args[a]])
