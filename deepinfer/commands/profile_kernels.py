@@ -156,7 +156,7 @@ def _decode(engine: Engine, clock: KernelClock, batch: int, vocab: int
 
 def _table(name: str, steps: int, ops: Mapping[str, Spent]) -> str:
     whole = sum(s.ns for s in ops.values()) or 1
-    rows = [("op", "launches", "time", "share", "GB/s", "GFLOP/s")]
+    rows: list[tuple[str, ...]] = [("op", "launches", "time", "share", "GB/s", "GFLOP/s")]
     for op, s in ops.items():
         rows.append((op, str(s.launches), f"{s.ns / steps / 1e6:.3f} ms",
                      f"{100 * s.ns / whole:.1f} %", *(
