@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepinfer.testing.invariance.jobs import draw_ids, make_jobs, prompt_lengths
+from deepinfer.testing.invariance.jobs import cut_prompt, draw_ids, make_jobs, prompt_lengths
 
 FACTS: dict[str, Any] = {"vocab_size": 512, "bos": 0, "eos": [1], "noise_token": 511,
                          "page_size": 16, "window": 8, "max_model_len": 80}
@@ -46,5 +46,16 @@ def test_special_tokens_are_not_drawn() -> None:
 
 def test_prompts_from_texts() -> None:
     jobs = make_jobs(FACTS, count=3, seed=0, grammar=False, texts=[range(3, 90), range(100, 110)])
-    assert jobs[0].prompt == tuple(range(3, 22)) and jobs[1].prompt == tuple(range(100, 110))
+    assert jobs[0].prompt == tuple(range(3, 22))
+    assert jobs[1].prompt == (*range(100, 110), *range(3, 21))
     assert jobs[2].prompt == tuple(range(3, 8))
+
+
+def test_prompts_cut_from_short_texts_are_as_long_as_others() -> None:
+    """Else a condition such as a prompt longer than replay keeps would not occur."""
+    texts = [[5, 6], [], [7, 8, 9]]
+    assert cut_prompt(texts, 0, 4) == (5, 6, 7, 8)
+    assert cut_prompt(texts, 2, 7) == (7, 8, 9, 5, 6, 7, 8)
+    assert cut_prompt([[], []], 0, 4) == ()
+    jobs = make_jobs(FACTS, count=6, seed=0, grammar=False, texts=texts)
+    assert [len(j.prompt) for j in jobs] == prompt_lengths(FACTS)

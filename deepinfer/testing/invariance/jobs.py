@@ -40,6 +40,16 @@ def new_job(facts: Mapping[str, Any], name: str, length: int, seed: int,
     return Job(name, draw_ids(facts, max(1, min(length, longest)), seed), params)
 
 
+def cut_prompt(texts: Sequence[Sequence[int]], first: int, length: int) -> tuple[int, ...]:
+    """So many tokens of the text at ``first`` and, where it is shorter, of those after it, round
+    and round; none if all are empty."""
+    made: list[int] = []
+    while len(made) < length and any(texts):
+        made += texts[first % len(texts)]
+        first += 1
+    return tuple(made[:length])
+
+
 def prompt_lengths(facts: Mapping[str, Any]) -> list[int]:
     """Lengths around what can go wrong: page ends (also reached while decoding), the window, odd
     and even ends, a single token."""
@@ -84,7 +94,7 @@ def make_jobs(facts: Mapping[str, Any], *, count: int, seed: int, grammar: bool,
         length = max(1, min(lengths[i % len(lengths)] + i // len(lengths), longest))
         prompt = draw_ids(facts, length, seed * 1000 + i)
         if texts:
-            prompt = tuple(texts[i % len(texts)][:length]) or prompt
+            prompt = cut_prompt(texts, i, length) or prompt
         # Lengths repeat after six requests, kinds after six of those: the pairs differ for 36.
         kind = kinds[(i + i // len(kinds)) % len(kinds)]
         params = SamplingParams(max_tokens=max_tokens, seed=seed * 100 + i, **kind)

@@ -11,7 +11,7 @@ import numpy as np
 from deepinfer.testing.bits import same_bits
 from deepinfer.testing.invariance.axis import Axis, Outcome
 from deepinfer.testing.invariance.bench import Bench, Stage, Trial
-from deepinfer.testing.invariance.jobs import Job, draw_ids
+from deepinfer.testing.invariance.jobs import Job, cut_prompt, draw_ids
 from deepinfer.testing.invariance.record import Served
 from deepinfer.testing.invariance.subject import Setting
 
@@ -59,7 +59,7 @@ def long_jobs(bench: Bench, keep: int) -> list[Job]:
         length = min(keep + page + 1 + 3 * i, longest - job.params.max_tokens - 1)
         prompt = draw_ids(bench.facts, length, bench.seed + 90 + i)
         if bench.texts:
-            prompt = tuple(bench.texts[i % len(bench.texts)][:length]) or prompt
+            prompt = cut_prompt(bench.texts, i, length) or prompt
         params = replace(bench.jobs[0].params, temperature=0.0)
         jobs.append(Job(f"long{i}", prompt, params))
     return jobs
