@@ -41,6 +41,7 @@ bench: $(TEST_STAMP)
 	.venv/bin/python benchmarks/serving.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	.venv/bin/python benchmarks/engine.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	.venv/bin/python benchmarks/compile.py --out $(BENCH_OUT) $(BENCH_ARGS)
+	.venv/bin/python benchmarks/loading.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	@echo 'compare with an earlier run: .venv/bin/python benchmarks/compare.py OLD.jsonl $(BENCH_OUT)'
 
 clean:

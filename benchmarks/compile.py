@@ -1,11 +1,10 @@
-"""Compiling and loading: a cold compile, a warm one, and loading a model from a warm cache.
+"""Compiling: cold, and warm.
 
     python benchmarks/compile.py                        # `mini`; each cold compile takes a minute
     python benchmarks/compile.py --cold 3 --out compile.jsonl
 
 Every sample is taken in a new process, since a process keeps what it has imported and lowered.
-Cold: an empty cache directory. Warm: the Program is there. Load: a model ready to take requests,
-its Program and packed weights in the cache; with the memory that it holds then. Nothing here fails.
+Cold: an empty cache directory. Warm: the Program is there. Nothing here fails.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from typing import Any
 
 from records import Record, Report, arguments, model_of, settle
 
-from deepinfer.settings import cache_dir
-
-GOALS = {"cold": 90.0, "warm": 1.0, "load": 1.0}  # seconds
+GOALS = {"cold": 90.0, "warm": 1.0}  # seconds
 # What a new process runs: the clock starts after its imports, but for those of the compiler.
 COMPILE = """
 import json, sys, time
@@ -46,20 +43,6 @@ with tempfile.TemporaryDirectory() as out:
                 binaries=False)
 print(json.dumps({"seconds": time.perf_counter() - begin}))
 """
-LOAD = """
-import json, sys, time
-from deepinfer import LLM
-begin = time.perf_counter()
-llm = LLM(sys.argv[1], max_num_seqs=16, max_model_len=int(sys.argv[2]), draft="off",
-          prefix_cache="off", num_threads=int(sys.argv[3]), progress=False)
-seconds = time.perf_counter() - begin
-llm.generate([5, 6, 7], {"max_tokens": 4, "temperature": 0, "ignore_eos": True})
-status = open("/proc/self/status").read().split()
-held = {k[3:].rstrip(":").lower() or "rss": int(status[status.index(k) + 1]) * 1024
-        for k in ("VmRSS:", "RssAnon:", "RssFile:")}
-state = sum(a.nbytes for a in llm.engine.device.state.values())
-print(json.dumps({"seconds": seconds, "resident": held, "state": state}))
-"""
 
 
 def run(script: str, args: list[str], cache: Path) -> dict[str, Any]:
@@ -74,29 +57,16 @@ def run(script: str, args: list[str], cache: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def record(what: str, params: Mapping[str, Any], samples: list[float], **more: Any) -> Record:
+def record(what: str, params: Mapping[str, Any], samples: list[float]) -> Record:
     goal = GOALS[what]
     return Record(f"{what} seconds", params, tuple(samples), "s", {
-        "goal": f"< {goal:g}", "holds": max(samples) < goal, **more})
-
-
-def loads(args: Any, model: Path) -> Record:
-    """Loading a model, and the memory that it holds after a few tokens."""
-    given = [str(model), str(args.length), str(args.threads)]
-    run(LOAD, given, cache_dir())  # compiles, and packs the weights
-    taken = [run(LOAD, given, cache_dir()) for _ in range(args.pairs)]
-    held, state = taken[-1]["resident"], taken[-1]["state"]
-    weights = sum(p.stat().st_size for p in model.glob("*.safetensors"))
-    return record("load", {"model": args.model, "threads": args.threads},
-                  [t["seconds"] for t in taken], resident=held, state=state, checkpoint=weights,
-                  resident_over_checkpoint_and_state=held["rss"] / (weights + state))
+        "goal": f"< {goal:g}", "holds": max(samples) < goal})
 
 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--model", default="mini", help="mini, tiny or a directory")
     parser.add_argument("--cold", type=int, default=1, help="cold compiles")
-    parser.add_argument("--length", type=int, default=4096, help="max_model_len of a load")
     args = settle(parser.parse_args())
     if args.smoke:
         args.model = "one kernel"
@@ -110,12 +80,9 @@ def main() -> int:
         report.add(record("cold", params, cold))
         warm = [run(script, [given], cache)["seconds"] for _ in range(args.pairs)]
         report.add(record("warm", params, warm))
-    if not args.smoke:
-        report.add(loads(args, Path(given)))
     report.table(f"{args.model}: {report.machine['cpu']}, {args.isa}", (
-        "what", "median", "largest", "goal", "holds", "memory"),
-        [(r.name, f"{r.median:.2f}", f"{max(r.samples):.2f}", r.more["goal"], r.more["holds"],
-          ", ".join(f"{k} {v / 1e6:.0f} MB" for k, v in r.more.get("resident", {}).items()))
+        "what", "median", "largest", "goal", "holds"),
+        [(r.name, f"{r.median:.2f}", f"{max(r.samples):.2f}", r.more["goal"], r.more["holds"])
          for r in report.records])
     report.plot([r.name for r in report.records], [r.median for r in report.records], "s")
     return 0

@@ -1,19 +1,17 @@
 """What loading costs: seconds, and memory against the checkpoint's bytes and the pool's.
 
     python benchmarks/loading.py                         # all cases, on `mini`
-    python benchmarks/loading.py --case memory --json results.jsonl
+    python benchmarks/loading.py --case memory --out loading.jsonl
 
 Every figure is of fresh processes, `deepinfer` imported before the clock starts; the Program is
-compiled already. `mini` is made once (random weights, half a gigabyte). Packed weights go to a
-directory of the case in the cache, and are removed with it. Linux only. Nothing here fails.
+compiled already. Packed weights go to a directory of the case in the cache, and are removed with
+it. Linux only. Nothing here fails.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,22 +20,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CASES: dict[str, Callable[[Run], dict[str, Any]]] = {}
+from records import Record, Report, arguments, model_of, settle
+
+from deepinfer.settings import cache_dir
+
+CASES: dict[str, Callable[[Run], list[Record]]] = {}
 PROMPT = 2048  # tokens prefilled before memory is looked at
 MARGIN = 1.15
 
 
-def case(run: Callable[[Run], dict[str, Any]]) -> Callable[[Run], dict[str, Any]]:
+def case(run: Callable[[Run], list[Record]]) -> Callable[[Run], list[Record]]:
     CASES[run.__name__] = run
     return run
 
 
 class Run:
-    """One case. Args: model: checkpoint directory. times: processes of a timing. folder: of packed
-    weights, empty."""
+    """One case.
 
-    def __init__(self, model: Path, times: int, folder: str) -> None:
-        self.model, self.times, self.folder = model, times, folder
+    Args:
+        model: checkpoint directory. params: of its records. times: processes of a timing.
+        prompt: tokens to prefill. folder: of packed weights, empty.
+    """
+
+    def __init__(self, model: Path, params: dict[str, Any], times: int, prompt: int, folder: str
+                 ) -> None:
+        self.model, self.params, self.times, self.prompt = model, params, times, prompt
+        self.folder = folder
         self.program = self.child("compile")["program"]
 
     def start(self, what: str) -> subprocess.Popen[str]:
@@ -45,79 +53,77 @@ class Run:
         cache = {} if what == "compile" else {"DEEPINFER_CACHE_DIR": self.folder}
         program = "" if what == "compile" else self.program
         return subprocess.Popen(
-            [sys.executable, __file__, "--child", what, str(self.model), program],
+            [sys.executable, __file__, "--child", what, str(self.model), program,
+             str(self.params["threads"]), str(self.prompt)],
             env=os.environ | cache, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def child(self, what: str) -> dict[str, Any]:
         """What such a process reports."""
-        out, _ = self.start(what).communicate()
+        process = self.start(what)
+        out, _ = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"the measured process failed: {what}")
         return dict(json.loads(out.splitlines()[-1]))
 
-    def timed(self, what: str, name: str = "seconds") -> dict[str, Any]:
-        """Medians over some processes, and the longest time."""
+    def timed(self, name: str, what: str, key: str = "seconds", goal: float | None = None
+              ) -> Record:
+        """Seconds of some processes, all of which must stay below the goal."""
         found = [self.child(what) for _ in range(self.times)]
-        median = {n: statistics.median(f[n] for f in found)
-                  for n in (name, "cpu_seconds", "import_seconds")}
-        return median | {"most": max(f[name] for f in found), "processes": self.times}
+        samples = tuple(f[key] for f in found)
+        more = {} if goal is None else {"goal": f"< {goal:g}", "holds": max(samples) < goal}
+        return Record(name, self.params, samples, "s", more | {
+            n: [f[n] for f in found] for n in ("cpu_seconds", "import_seconds")})
 
 
 @case
-def warm_compile(run: Run) -> dict[str, Any]:
-    """`deepinfer.compile` of a model whose Program is in the cache."""
-    found = run.timed("compile")
-    return found | {"goal": "< 1 s", "holds": found["most"] < 1}
-
-
-@case
-def cold_load(run: Run) -> dict[str, Any]:
+def cold(run: Run) -> list[Record]:
     """`LLM(model)` when its weights were never packed; and the most memory it takes meanwhile."""
     found = run.child("load")
-    assert found.pop("packed")
-    return found
+    assert found["packed"]
+    return [Record("cold load", run.params, (found["seconds"],), "s", {
+        "most_resident": found["rss_most"]})]
 
 
 @case
-def warm_load(run: Run) -> dict[str, Any]:
+def warm(run: Run) -> list[Record]:
     """`LLM(model)` when its weights are packed and in the page cache; and to the first token."""
     run.child("load")
     assert not run.child("load")["packed"]
-    found = run.timed("load")
-    first = run.timed("first_token", "to_first_token")
-    return found | {"goal": "< 1 s", "holds": found["most"] < 1,
-                    "to_first_token": first["to_first_token"]}
+    return [run.timed("warm load", "load", goal=1.0),
+            run.timed("to the first token", "first_token", "to_first_token")]
 
 
 @case
-def uncached_load(run: Run) -> dict[str, Any]:
+def uncached(run: Run) -> list[Record]:
     """`LLM(model, cache_weights=False)`: packed in memory by every process."""
-    return run.timed("uncached")
+    return [run.timed("uncached load", "uncached")]
 
 
 @case
-def memory(run: Run) -> dict[str, Any]:
-    """Resident size after a prefill, with every weight touched: of one process, and shared by two
-    that run at once."""
+def memory(run: Run) -> list[Record]:
+    """Resident size after a prefill, with every weight touched: of one process, and the share of
+    each of two that run at once."""
     run.child("load")
     alone = run.child("memory")
     both = [run.start("memory_held") for _ in range(2)]
     for process in both:
         process.stdout.readline()  # it holds all its memory
-    reports = []
+    shares = []
     for process in both:
         process.stdin.write("\n")
         process.stdin.flush()
-        reports.append(json.loads(process.stdout.readline()))
+        shares.append(json.loads(process.stdout.readline())["pss"])
     for process in both:
         process.communicate()
     bound = MARGIN * (alone["checkpoint"] + alone["pool"])
-    return alone | {"bound": int(bound), "goal": "rss <= 1.15 * (checkpoint + pool)",
-                    "holds": alone["rss"] <= bound,
-                    "over_checkpoint_and_touched_pool": alone["rss"] / (
-                        alone["checkpoint"] + alone["pool_touched"]),
-                    "pss_of_two": [r["pss"] for r in reports]}
+    return [Record("resident memory", run.params, (alone["rss"],), "bytes", alone | {
+                "goal": f"<= {bound:.0f}, {MARGIN} x (checkpoint + pool)",
+                "holds": alone["rss"] <= bound}),
+            Record("share of two processes", run.params, tuple(shares), "bytes")]
 
 
-def child(what: str, model: Path, program: str) -> None:
+def child(what: str, model: Path, program: str, threads: int, count: int) -> None:
+    """One measured process: prints its report."""
     begin = time.perf_counter()
     import deepinfer
     from deepinfer import LLM
@@ -133,7 +139,7 @@ def child(what: str, model: Path, program: str) -> None:
         report: dict[str, Any] = {"program": str(compile(model).path)}
     else:
         llm = LLM(model, program=program, progress=False, prefix_cache="off",
-                  cache_weights=what != "uncached")
+                  num_threads=threads, cache_weights=what != "uncached")
         report = {"packed": any("|" in name for name in packed)}
     report |= {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu,
                "import_seconds": imported, **status()}
@@ -141,7 +147,7 @@ def child(what: str, model: Path, program: str) -> None:
         llm.generate([3, 5, 7], SamplingParams(max_tokens=1))
         report["to_first_token"] = time.perf_counter() - begin
     if what.startswith("memory"):
-        prompt = [3 + i % 97 for i in range(PROMPT)]
+        prompt = [3 + i % 97 for i in range(count)]
         llm.generate(prompt, SamplingParams(max_tokens=32, ignore_eos=True))
         report |= sizes(llm, model) | {"rss_imported": base["rss"]}
     if what == "memory_held":
@@ -205,30 +211,28 @@ def status() -> dict[str, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=sorted(CASES))
-    parser.add_argument("--times", type=int, default=5, help="processes of a timing")
-    parser.add_argument("--mini", help="directory of the mini model")
-    parser.add_argument("--json", type=Path, help="append results here, one JSON object a line")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        child(args.child[0], Path(args.child[1]), args.child[2])
+    if sys.argv[1:2] == ["--child"]:
+        what, model, program, threads, count = sys.argv[2:]
+        child(what, Path(model), program, int(threads), int(count))
         return 0
-    from engine import mini
-
-    from deepinfer.settings import cache_dir
-
-    model = mini(args)
-    cache_dir().mkdir(parents=True, exist_ok=True)
-    for name in args.case or CASES:
+    parser = arguments(__doc__)
+    parser.add_argument("--case", nargs="+", choices=sorted(CASES), default=list(CASES))
+    parser.add_argument("--model", default="mini", help="mini, tiny or a directory")
+    parser.add_argument("--times", type=int, default=5, help="processes of a timing")
+    args = settle(parser.parse_args())
+    if args.smoke:
+        args.model, args.times = "tiny", 1
+    report, model = Report(args), model_of(args.model)
+    params = {"model": args.model, "threads": args.threads}
+    for name in args.case:
         with tempfile.TemporaryDirectory(dir=cache_dir(), prefix="load-") as folder:
-            result = {"case": name, **CASES[name](Run(model, args.times, folder))}
-        print(json.dumps(result, indent=2), flush=True)
-        if args.json is not None:
-            with args.json.open("a") as file:
-                file.write(json.dumps(result) + "\n")
+            report.add(*CASES[name](Run(model, params, args.times, 100 if args.smoke else PROMPT,
+                                        folder)))
+    report.table(f"{args.model}: loading", ("what", "median", "largest", "unit", "goal", "holds"), [
+        (r.name, f"{r.median:.4g}", f"{max(r.samples):.4g}", r.unit, r.more.get("goal", ""),
+         r.more.get("holds", "")) for r in report.records])
+    timed = [r for r in report.records if r.unit == "s"]
+    report.plot([r.name for r in timed], [r.median for r in timed], "s")
     return 0
 
 

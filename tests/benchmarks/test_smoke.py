@@ -62,6 +62,16 @@ def test_compile(tmp_path):
     assert [r["name"] for r in made] == ["cold seconds", "warm seconds"]
 
 
+def test_loading(tmp_path):
+    made = records(tmp_path, "loading.py")
+    assert [r["name"] for r in made] == [
+        "cold load", "warm load", "to the first token", "uncached load", "resident memory",
+        "share of two processes"]
+    resident = made[4]["more"]
+    assert 0 < resident["checkpoint"] < made[4]["samples"][0] == resident["rss"]
+    assert all(0 < share <= resident["rss"] * 1.5 for share in made[5]["samples"])
+
+
 def test_engine(tmp_path):
     made = records(tmp_path, "engine.py", "--case", "adaptive", "overlap")
     assert [r["name"] for r in made] == ["adaptive drafts"] * 2 + ["hidden host work"]
