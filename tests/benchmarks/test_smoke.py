@@ -77,17 +77,11 @@ def test_engine(tmp_path):
     assert [r["name"] for r in made] == ["adaptive drafts"] * 2 + ["hidden host work"]
 
 
-@pytest.mark.parametrize("case, names", [
-    ("decode", {"decode", "decode roofline"}),
-    ("prefill", {"prefill", "prefill roofline"}),
-    ("peers", {"peer decode", "decode over peer", "prefill over peer"}),
-    ("overhead", {"python overhead", "overhead share"}),
-    ("scaling", {"two threads"})])
-def test_serving(tmp_path, case, names):
-    made = records(tmp_path, "serving.py", "--case", case)
-    assert {r["name"] for r in made} == names
-    if case == "decode":
-        met = [r["more"]["experts"] for r in made if r["name"] == "decode"]
-        assert met[0] == 2 and 2 < met[1] <= 4  # one row meets its 2 of 8, two rows more
-    if case == "peers":
-        assert all(r["more"]["agreement"] > 0.5 for r in made if r["name"] == "decode over peer")
+def test_serving(tmp_path):
+    made = records(tmp_path, "serving.py")
+    assert {r["name"] for r in made} == {
+        "decode", "decode roofline", "prefill", "prefill roofline", "peer decode",
+        "decode over peer", "prefill over peer", "python overhead", "overhead share", "two threads"}
+    met = [r["more"]["experts"] for r in made if r["name"] == "decode"]
+    assert met[0] == 2 and 2 < met[1] <= 4  # one row meets its 2 of 8, two rows more
+    assert all(r["more"]["agreement"] > 0.5 for r in made if r["name"] == "decode over peer")
