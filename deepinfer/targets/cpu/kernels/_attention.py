@@ -117,7 +117,7 @@ def clear_lanes(D: int):
 
 
 def window_macros(D: int, W: int, block: int, slots: int, attend):
-    """fill, advance and attend_window over the tiles of a window in ``slots`` tiles."""
+    """fill, follow and attend_window over the tiles of a window in ``slots`` tiles."""
     clear = clear_lanes(D)
 
     @T.macro
@@ -175,7 +175,19 @@ def window_macros(D: int, W: int, block: int, slots: int, attend):
             end = T.min(high_position + 1 - t * TILE, TILE)
             attend(tiles, T.truncmod(t, slots), begin, end, q_pairs, high, total, out)
 
-    return fill, advance, attend_window
+    @T.macro
+    def follow(item, row, window, low, positions, request, spans, k, k_sf, ring, ring_sf, tiles):
+        """The window low.. of a row: moved on from the row before, or filled."""
+        r = request[row]
+        if follows(item, row, request):
+            advance(first_seen(positions[row] - 1, window, spans[r, 3]), low, positions[row],
+                    positions[spans[r, 1]], spans[r, 0], spans[r, 1], k, k_sf, ring, ring_sf,
+                    tiles)
+        else:
+            fill(low, positions[row], positions[spans[r, 1]], spans[r, 0], spans[r, 1], k, k_sf,
+                 ring, ring_sf, tiles)
+
+    return fill, follow, attend_window
 
 
 def follows(item, row, request):

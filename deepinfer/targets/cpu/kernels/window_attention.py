@@ -8,7 +8,6 @@ from deepinfer.targets.cpu.kernels._attention import (
     LANES,
     TILE,
     first_seen,
-    follows,
     softmax_macros,
     tile_bytes,
     tile_slots,
@@ -23,7 +22,7 @@ def window_attention(spec: Spec):
     window = spec.attrs["window"]
     slots = tile_slots(window)
     start, attend, finish = softmax_macros(H, D, spec.attrs["scale"])
-    fill, advance, attend_window = window_macros(D, W, D // F, slots, attend)
+    _, follow, attend_window = window_macros(D, W, D // F, slots, attend)
 
     @T.prim_func
     def body(q: T.Tensor((N, H * D), "uint16"), k: T.Tensor((N, D), "uint8"),
@@ -42,13 +41,8 @@ def window_attention(spec: Spec):
             position = positions[row]
             low = T.alloc_var("int32")
             low = first_seen(position, window, spans[r, 3])
-            if follows(item, row, request):
-                advance(first_seen(position - 1, window, spans[r, 3]), low, position,
-                        positions[spans[r, 1]], spans[r, 0], spans[r, 1], k, k_sf, ring, ring_sf,
-                        scratch)
-            else:
-                fill(low, position, positions[spans[r, 1]], spans[r, 0], spans[r, 1], k, k_sf,
-                     ring, ring_sf, scratch)
+            follow(item, row, window, low, positions, request, spans, k, k_sf, ring, ring_sf,
+                   scratch)
             start(q, row, q_pairs, high, total, out)
             attend_window(low, position, scratch, q_pairs, high, total, out)
             finish(sink, row, high, total, out, o)
