@@ -18,7 +18,7 @@ from deepinfer.runtime.devices.isa import host_levels
 from deepinfer.settings import ISA_LEVELS
 from deepinfer.targets.cpu.toolchain import compile_library
 
-M_SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
+M_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 33)
 K_SIZES = (32, 64, 160)
 FORMATS = ("bf16", "e4m3", "e2m1")
 DEFAULT, FLUSH, ROUND_UP = 0x1F80, 0x9FC0, 0x5F80  # MXCSR of the host process
@@ -192,7 +192,7 @@ def test_several_tiles_of_a_call(level, kind):
     packed, w = make_weight(rng, kind, n, k)
     acc = rng.normal(size=(100, n)).astype(np.float32)
     expected = gemm(a[:9], w, acc[:9])
-    for m in (1, 2, 9):
+    for m in (1, 2, 3, 6, 9):
         actual = run(level, kind, a[:m], packed, acc=acc[:m], tiles=3)
         assert_same_bits(actual, expected[:m])
     together = run(level, kind, a, packed, acc=acc, tiles=5)
@@ -211,8 +211,59 @@ def test_sums_are_scaled_only_where_nothing_is_flushed_or_overflows(level, expon
     sf = np.full((1, 2), scale, np.uint8)
     expected = gemm(a, (decode_e4m3(w) * np.exp2(scale - 127.0)).astype(ml_dtypes.bfloat16))
     assert np.isfinite(expected).all()
-    for m in (1, 4):
+    for m in (1, 2, 4):
         assert_same_bits(run(level, "e4m3", a[:m], pack_e4m3(w, sf))[:, :16], expected[:m])
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e2m1"])
+def test_a_tile_of_far_scales_between_near_ones(level, kind):
+    """Such a tile is multiplied otherwise than its neighbours of the same call, from rows that the
+    others have changed to their needs; all K blocks of few rows are widened in three goes."""
+    rng = np.random.default_rng(9)
+    n, k, far = 128, 32 * 40, 127 + 80
+    a = wide_bf16(rng, (6, k), -6, 6)
+    if kind == "e4m3":
+        codes = rng.integers(0, 0x7F, (n, k)).astype(np.uint8)  # denormal ones too
+        assert (codes < 8).any()
+        sf = np.full((n // 32, k // 32), 127, np.uint8)
+        sf[1], sf[3, 20] = far, far
+        values = decode_e4m3(codes) * np.repeat(np.repeat(decode_ue8m0(sf), 32, 0), 32, 1)
+        packed = pack_e4m3(codes, sf)
+    else:
+        codes = rng.integers(0, 256, (n, k // 2)).astype(np.uint8)
+        sf = np.full((n, k // 32), 127, np.uint8)
+        sf[20], sf[100:103, 20] = far, far
+        values = decode_e2m1(codes) * np.repeat(decode_ue8m0(sf), 32, 1)
+        packed = pack_e2m1(codes, sf)
+    expected = gemm(a, values.astype(ml_dtypes.bfloat16))
+    assert np.isfinite(expected).all()
+    for m in (1, 2, 3, 6):
+        for tiles in (1, 3, 8):
+            assert_same_bits(run(level, kind, a[:m], packed, tiles=tiles), expected[:m])
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e2m1"])
+def test_denormal_accumulators_and_sums_are_flushed(level, kind):
+    """Few rows of e4m3 are multiplied without DAZ; what they continue from is flushed all the same,
+    and so is what remains of a sum that cancels."""
+    code, value = (0x01, 2.0**-9) if kind == "e4m3" else (0x11, 0.5)
+    product = value * 2.0**-100
+    columns = np.full((16, 32 if kind == "e4m3" else 16), code, np.uint8)
+    sf = np.full((1 if kind == "e4m3" else 16, 1), 127 - 60, np.uint8)
+    packed = (pack_e4m3 if kind == "e4m3" else pack_e2m1)(columns, sf)
+    w = np.full((16, 32), value * 2.0**-60).astype(ml_dtypes.bfloat16)
+    a = np.zeros((8, 32), np.float32)
+    a[1:, 3] = -(2.0**-40)
+    a = a.astype(ml_dtypes.bfloat16)
+    acc = np.full((8, 16), 2.0**-127, np.float32)
+    acc[:, 1], acc[:, 2] = -(2.0**-130), 2.0**-120
+    acc[:, 3], acc[:, 4] = product, product * (1 + 2.0**-23)
+    expected = gemm(a, w, acc)
+    assert (np.abs(acc[:, :2]) < 2.0**-126).all() and not expected[0, :2].any()
+    assert expected[0, 2] == acc[0, 2] and not expected[1, 3] and acc[1, 4] != acc[1, 3]
+    assert (expected[1, 4] == 0) == (kind == "e4m3")  # flushed; sums of e2m1 are not that small
+    for m in (1, 2, 3, 6, 8):
+        assert_same_bits(run(level, kind, a[:m], packed, acc=acc[:m])[:, :16], expected[:m])
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -291,7 +342,7 @@ def test_accumulate_equals_one_longer_sum(level, kind):
         assert_same_bits(acc, expected[:m])
 
 
-@pytest.mark.parametrize("m", [1, 9])
+@pytest.mark.parametrize("m", [1, 2, 4, 9])
 @pytest.mark.parametrize("scale", [10, 107, 127, 147, 246, 250])
 def test_every_e4m3_code(level, scale, m):
     # Row i of A has a one at k = i: the product reads the weights back.
@@ -307,7 +358,7 @@ def test_every_e4m3_code(level, scale, m):
     np.testing.assert_array_equal(actual[:, :8], expected.T)
 
 
-@pytest.mark.parametrize("m", [1, 9])
+@pytest.mark.parametrize("m", [1, 2, 4, 9])
 def test_every_e2m1_code_under_scales_of_its_own_per_column(level, m):
     w = formats.pack_e2m1(np.tile(np.arange(16, dtype=np.uint8), (16, 2)))
     one = np.eye(32, dtype=np.float32).astype(ml_dtypes.bfloat16)

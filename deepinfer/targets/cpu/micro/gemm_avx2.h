@@ -7,8 +7,9 @@
 namespace di_gemm {
 namespace {
 
-// 6 rows x 2 vectors keep 12 chains in flight; 4 of the 16 registers hold weights and a row value.
-enum : int { kMaxRows = 6, kDirectRows = 2, kVecs = 2, kLanes = 8 };
+// 4 rows x 2 vectors keep 8 chains in flight, which hides an FMA's latency of 4 cycles at two a
+// cycle; the chains of more rows would not stay in registers.
+enum : int { kMaxRows = 4, kVecs = 2, kLanes = 8 };
 typedef __m256 Vec;
 
 inline Vec zero_vec() { return _mm256_setzero_ps(); }

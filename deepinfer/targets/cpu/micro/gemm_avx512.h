@@ -8,7 +8,7 @@
 namespace di_gemm {
 namespace {
 
-enum : int { kMaxRows = 12, kDirectRows = 4, kVecs = 1, kLanes = 16 };
+enum : int { kMaxRows = 12, kVecs = 1, kLanes = 16 };
 typedef __m512 Vec;
 
 inline Vec zero_vec() { return _mm512_setzero_ps(); }

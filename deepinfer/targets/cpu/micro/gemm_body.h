@@ -3,11 +3,9 @@
 #pragma once
 #include "gemm.h"
 #if defined(DI_ISA_AMX) || defined(DI_ISA_AVX512)
-#include "gemm_avx512.h"
-#include "gemm_vector.h"
+#include "gemm_few_avx512.h"
 #elif defined(DI_ISA_AVX2)
-#include "gemm_avx2.h"
-#include "gemm_vector.h"
+#include "gemm_few_avx2.h"
 #else
 #include "gemm_generic.h"
 #endif

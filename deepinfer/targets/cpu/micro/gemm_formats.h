@@ -23,6 +23,15 @@ struct alignas(64) RowBlock {
   float v[2][kPairs];
 };
 
+// Neighbouring tiles from one K block on, and their accumulators: of the first one, and how far
+// apart they are. `blocks` K blocks are meant.
+struct TileRun {
+  const uint8_t *w, *sf;
+  float* acc;
+  int64_t w_step, sf_step, acc_step;
+  int tiles, blocks;
+};
+
 inline float bits_to_f32(uint32_t bits) {
   float x;
   memcpy(&x, &bits, 4);

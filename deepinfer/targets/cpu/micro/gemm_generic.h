@@ -11,7 +11,7 @@
 namespace di_gemm {
 namespace {
 
-enum : int { kMaxRows = 4, kDirectRows = 0 };
+enum : int { kMaxRows = 4 };
 
 // Two columns at a time, in the vector types of GCC and clang: plain loops are left scalar.
 typedef float F32x2 __attribute__((vector_size(8)));
@@ -46,11 +46,13 @@ inline void widen_block(const uint8_t* w, const uint8_t* sf, bool, WeightSlab& s
   widen_block_scalar<Format>(w, sf, slab);
 }
 
-// The vector levels have a path of their own for very few rows; here it would save nothing.
+// The vector levels have a path of their own for few rows; here it would save nothing.
 template <class Format>
-inline bool add_few(const uint8_t*, const uint8_t*, const RowBlock*, int, int, float*) {
-  return false;
-}
+struct Few {
+  enum : int { kRows = 0, kTiles = 1 };
+  static bool shift_rows(RowBlock*, int) { return false; }
+  static void add(const TileRun&, const RowBlock*, int) {}
+};
 
 struct RowRange {  // of no use here, where scales are part of the widened weights
   bool is_near() const { return false; }

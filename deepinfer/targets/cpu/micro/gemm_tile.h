@@ -1,6 +1,6 @@
 // Tiles of 16 columns times any number of rows: the loops around a level's K block.
 //
-// Needs from the level: kMaxRows, kDirectRows, widen_block, widen_row, RowRange, add_block, add_few.
+// Needs from the level: kMaxRows, widen_block, widen_row, RowRange, add_block, Few.
 #pragma once
 #include "gemm_formats.h"
 #include "mxcsr.h"
@@ -67,29 +67,48 @@ inline void add_groups(int n, const WeightSlab& slab, const RowBlock* rows, floa
   }
 }
 
+// Whether all scales of a tile's next `count` K blocks are near 1.
+template <class Format>
+inline bool tile_is_near(const Operands& x, int tile, int block, int count) {
+  return tile < x.tiles && scales_are_near<Format>(TileAt<Format>(x, tile, block, 0).sf, count);
+}
+
 template <class Format>
 inline void add_chunk(const Operands& x, int first, int n) {
   const uint16_t* rows[kChunkRows];
   RowBlock widened[kChunkRows];  // [K block][row]; several K blocks at once if the rows are few
   for (int i = 0; i < n; ++i) rows[i] = x.row(first + i);
-  const int step = n <= kDirectRows ? kChunkRows / n : 1;
+  const bool few = n <= Few<Format>::kRows;
+  const int step = few ? kChunkRows / n : 1, joint = n == 1 ? Few<Format>::kTiles : 1;
   for (int b = 0; b < x.blocks; b += step) {
     const int count = x.blocks - b < step ? x.blocks - b : step;
     RowRange range;
     for (int j = 0; j < count; ++j)
       for (int i = 0; i < n; ++i)
         widen_row<Format>(rows[i] + (b + j) * kBlock, widened[j * n + i], range);
-    for (int t = 0; t < x.tiles; ++t) {
-      const TileAt<Format> tile(x, t, b, first);
-      const bool near = range.is_near() && scales_are_near<Format>(tile.sf, count);
-      if (n <= kDirectRows && near && add_few<Format>(tile.w, tile.sf, widened, n, count, tile.acc))
+    const bool rows_near = range.is_near();
+    const bool shifted = few && rows_near && Few<Format>::shift_rows(widened, n * count);
+    for (int t = 0; t < x.tiles;) {
+      int near = 0;
+      while (rows_near && near < joint && tile_is_near<Format>(x, t + near, b, count)) ++near;
+      if (few && near) {
+        const TileAt<Format> at(x, t, b, first), next(x, t + 1, b, first);
+        Few<Format>::add({at.w, at.sf, at.acc, next.w - at.w, next.sf - at.sf, next.acc - at.acc,
+                          near, count}, widened, n);
+        t += near;
         continue;
+      }
       for (int j = 0; j < count; ++j) {
+        if (shifted)
+          for (int i = 0; i < n; ++i)
+            widen_row<Format>(rows[i] + (b + j) * kBlock, widened[j * n + i], range);
         WeightSlab slab;
         const TileAt<Format> at(x, t, b + j, first);
         widen_block<Format>(at.w, at.sf, near, slab);
         add_groups(n, slab, widened + j * n, at.acc);
       }
+      if (shifted) Few<Format>::shift_rows(widened, n * count);
+      ++t;
     }
   }
 }

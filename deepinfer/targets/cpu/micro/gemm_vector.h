@@ -1,7 +1,7 @@
 // The contract order on vector registers, shared by the AVX2 and AVX-512 levels.
 //
-// Needs from the level's header: Vec and its operations, kVecs, kLanes, kDirectRows,
-// Widener<Format>, load_scales<Format>.
+// Needs from the level's header: Vec and its operations, kVecs, kLanes, Widener<Format>,
+// load_scales<Format>.
 #pragma once
 #include "gemm_formats.h"
 
@@ -95,13 +95,11 @@ inline void add_direct(const uint8_t* w, const uint8_t* sf, const RowBlock* a, i
     for (int v = 0; v < kVecs; ++v) store_vec(acc + r * kCols + v * kLanes, total[r][v]);
 }
 
-// `blocks` K blocks of n rows if n is at most R, else false.
-template <class Format, int R = kDirectRows>
-inline bool add_few(const uint8_t* w, const uint8_t* sf, const RowBlock* a, int n, int blocks,
-                    float* acc) {
-  if (n == R) return add_direct<Format, R>(w, sf, a, blocks, acc), true;
-  if constexpr (R > 1) return add_few<Format, R - 1>(w, sf, a, n, blocks, acc);
-  return false;
+template <class Format, int R>
+inline void add_direct_rows(int n, const uint8_t* w, const uint8_t* sf, const RowBlock* a,
+                            int blocks, float* acc) {
+  if (n == R) return add_direct<Format, R>(w, sf, a, blocks, acc);
+  if constexpr (R > 1) add_direct_rows<Format, R - 1>(n, w, sf, a, blocks, acc);
 }
 
 }  // namespace

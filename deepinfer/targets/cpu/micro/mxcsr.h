@@ -7,7 +7,11 @@
 #pragma once
 #include <stdint.h>
 
-enum : uint32_t { DI_MXCSR_DEFAULT = 0x1F80, DI_MXCSR_FLUSH = 0x9FC0 };
+enum : uint32_t {
+  DI_MXCSR_DEFAULT = 0x1F80,
+  DI_MXCSR_FLUSH = 0x9FC0,
+  DI_MXCSR_FLUSH_RESULTS = 0x9F80  // FTZ alone, where no operand but a weight can be denormal
+};
 
 // Sets MXCSR to `value` and returns the old one, which the caller hands back here to restore it.
 //

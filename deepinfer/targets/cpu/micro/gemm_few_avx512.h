@@ -1,0 +1,21 @@
+// Few rows on AVX-512: weights are widened in registers.
+#pragma once
+#include "gemm_avx512.h"
+#include "gemm_vector.h"
+
+namespace di_gemm {
+namespace {
+
+// Up to kRows rows of up to kTiles tiles at once.
+template <class Format>
+struct Few {
+  enum : int { kRows = 4, kTiles = 1 };
+  // Whether it has changed widened rows to what `add` wants.
+  static bool shift_rows(RowBlock*, int) { return false; }
+  static void add(const TileRun& run, const RowBlock* a, int n) {
+    add_direct_rows<Format, kRows>(n, run.w, run.sf, a, run.blocks, run.acc);
+  }
+};
+
+}  // namespace
+}  // namespace di_gemm

@@ -1,0 +1,158 @@
+// Three to six rows on AVX2: weights are widened in registers instead of being stored as a slab of
+// fp32. While FMAs use two of the four vector ports, widening uses the others.
+//
+// The columns of a vector are not neighbours: splitting a vector of bf16 pairs into fp32 by a shift
+// and a mask is the cheapest widening, so a tile is its even and its odd columns. Sums come back
+// into natural order once per call.
+#pragma once
+#include "gemm_avx2.h"
+
+namespace di_gemm {
+namespace {
+
+inline __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline __m256i load_twice(const uint8_t* p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
+}
+
+// Asks for a K block that comes soon: the loads' own distance covers too little of what a read from
+// memory takes, and hardware stops at the end of a page.
+template <class Format>
+inline void prefetch_block(const uint8_t* w) {
+  for (int i = 0; i < kPairs * Format::kPairBytes; i += 64) __builtin_prefetch(w + 2048 + i);
+}
+
+// The sums of a row of a tile, even columns and odd columns.
+struct Sums {
+  Vec v[kVecs];
+
+  // A denormal becomes the zero of its sign, whatever MXCSR says.
+  static Vec flush(Vec x) {
+    const __m256i bits = _mm256_castps_si256(x), size = _mm256_set1_epi32(0x7FFFFFFF);
+    const __m256i tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x00800000),
+                                            _mm256_and_si256(bits, size));
+    return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_and_si256(tiny, size), bits));
+  }
+  // Exchanges the middle two of the four pairs of columns.
+  static Vec in_order(Vec x) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xD8));
+  }
+  void load(const float* acc) {
+    const Vec low = flush(load_vec(acc)), high = flush(load_vec(acc + kLanes));
+    v[0] = in_order(_mm256_shuffle_ps(low, high, 0x88));
+    v[1] = in_order(_mm256_shuffle_ps(low, high, 0xDD));
+  }
+  void store(float* acc) const {
+    const Vec low = _mm256_unpacklo_ps(v[0], v[1]), high = _mm256_unpackhi_ps(v[0], v[1]);
+    store_vec(acc, _mm256_permute2f128_ps(low, high, 0x20));
+    store_vec(acc + kLanes, _mm256_permute2f128_ps(low, high, 0x31));
+  }
+};
+
+// A vector of 16 bf16 columns to its even and its odd columns.
+inline void split_columns(__m256i columns, Vec* out) { split_pairs(columns, out, out + 1); }
+
+// `widen` gives the even or the odd k of two K pairs from `w` on, [pair][even or odd columns];
+// `scales` what the sums of a K block are multiplied by.
+template <class Format>
+struct Widen;
+
+// The bits of a code, moved into bf16, are value * 2^-120, denormal if the code is: so DAZ must be
+// off, and rows are multiplied by 2^80 beforehand, which keeps products from being flushed.
+template <>
+struct Widen<E4m3> {
+  enum : int { kRowShift = 80 };
+  static __m256i codes(__m256i high_bytes) {
+    // s|7 bits to s|0000|7 bits: shift arithmetically, clear the copies of the sign.
+    return _mm256_and_si256(_mm256_srai_epi16(high_bytes, 4), _mm256_set1_epi16((short)0x87F0));
+  }
+  template <int odd>
+  static void widen(const uint8_t* w, Vec (&out)[2][kVecs]) {
+    for (int p = 0; p < 2; ++p) {
+      const __m256i pairs = load_bytes(w + p * E4m3::kPairBytes);
+      split_columns(codes(odd ? pairs : _mm256_slli_epi16(pairs, 8)), out[p]);
+    }
+  }
+  static void scales(const uint8_t* sf, Vec* scale) {
+    scale[0] = scale[1] =
+        _mm256_castsi256_ps(_mm256_set1_epi32((sf[0] + 120 - kRowShift) << 23));
+  }
+};
+
+template <>
+struct Widen<E2m1> {
+  enum : int { kRowShift = 0 };
+  // Two look-ups make the high and the low byte of bf16 values.
+  static __m256i high(__m256i codes) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(
+        0, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40, (char)0x80, (char)0xBF, (char)0xBF,
+        (char)0xBF, (char)0xC0, (char)0xC0, (char)0xC0, (char)0xC0)), codes);
+  }
+  static __m256i low(__m256i codes) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(
+        0, 0, (char)0x80, (char)0xC0, 0, 0x40, (char)0x80, (char)0xC0, 0, 0, (char)0x80,
+        (char)0xC0, 0, 0x40, (char)0x80, (char)0xC0)), codes);
+  }
+  template <int odd>
+  static void widen(const uint8_t* w, Vec (&out)[2][kVecs]) {
+    // Columns 0-7 of both pairs into one half: interleaving stays within halves.
+    const __m256i both = _mm256_permute4x64_epi64(load_bytes(w), 0xD8);
+    const __m256i codes = _mm256_and_si256(odd ? _mm256_srli_epi16(both, 4) : both,
+                                           _mm256_set1_epi8(15));
+    split_columns(_mm256_unpacklo_epi8(low(codes), high(codes)), out[0]);
+    split_columns(_mm256_unpackhi_epi8(low(codes), high(codes)), out[1]);
+  }
+  // Each column's code into the highest byte of its lane.
+  static void scales(const uint8_t* sf, Vec* scale) {
+    const __m256i all = load_twice(sf);
+    for (int v = 0; v < kVecs; ++v) {
+      const __m256i at = _mm256_add_epi32(
+          _mm256_set1_epi32(v << 24),
+          _mm256_setr_epi32(0x00808080, 0x02808080, 0x04808080, 0x06808080, 0x08808080, 0x0A808080,
+                            0x0C808080, 0x0E808080));
+      scale[v] = _mm256_castsi256_ps(_mm256_srli_epi32(_mm256_shuffle_epi8(all, at), 1));
+    }
+  }
+};
+
+// The even or the odd chains of R rows over one K block, from +0.
+template <class Format, int R, int odd>
+inline __attribute__((always_inline)) void run_few(const uint8_t* w, const RowBlock* a,
+                                                   Vec (&chain)[R][kVecs]) {
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVecs; ++v) chain[r][v] = zero_vec();
+#pragma GCC unroll 8
+  for (int j = 0; j < kPairs; j += 2) {
+    Vec weights[2][kVecs];
+    Widen<Format>::template widen<odd>(w + j * Format::kPairBytes, weights);
+    for (int p = 0; p < 2; ++p)
+      for (int r = 0; r < R; ++r) {
+        const Vec x = broadcast_vec(&a[r].v[odd][j + p]);
+        for (int v = 0; v < kVecs; ++v) chain[r][v] = fma_vec(x, weights[p][v], chain[r][v]);
+      }
+  }
+}
+
+// R rows of one tile.
+template <class Format, int R>
+__attribute__((noinline)) void add_few_rows(const TileRun& run, const RowBlock* a) {
+  const uint8_t *w = run.w, *sf = run.sf;
+  Sums total[R];
+  for (int r = 0; r < R; ++r) total[r].load(run.acc + r * kCols);
+  for (int b = 0; b < run.blocks; ++b, a += R) {
+    Vec even[R][kVecs], odd[R][kVecs], scale[kVecs];
+    prefetch_block<Format>(w);
+    run_few<Format, R, 0>(w, a, even);
+    run_few<Format, R, 1>(w, a, odd);
+    Widen<Format>::scales(sf, scale);
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVecs; ++v)
+        total[r].v[v] = fma_vec(add_vec(even[r][v], odd[r][v]), scale[v], total[r].v[v]);
+    w += kPairs * Format::kPairBytes;
+    sf += Format::kScaleBytes;
+  }
+  for (int r = 0; r < R; ++r) total[r].store(run.acc + r * kCols);
+}
+
+}  // namespace
+}  // namespace di_gemm
