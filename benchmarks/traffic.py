@@ -111,7 +111,7 @@ def node_flops(node: Node, step: Step, most: int | None = None) -> int:
         if name.endswith("_down"):
             return 2 * rows * (int(outputs) if outputs else dim("C")) * dim("I")
         return 2 * rows * (int(outputs) if outputs else dim("M")) * dim("K")
-    if name == "hyper_mix":
+    if name in ("hyper_mix", "hyper_enter", "hyper_post_enter"):
         return 2 * rows * dim("M") * dim("C") * int(attrs["hc"])
     if name.endswith("attention"):
         window, picks = int(attrs["window"]), dim("K") if "K" in dims else 0

@@ -77,6 +77,10 @@ HINTS = {
     "packed_linear_fp4": Hint(dims={"B": 2}),
     "grouped_linear_fp8": Hint(dims={"K": 32, "C": 64, "M": 64}, attrs={"groups": 2}),
     "hyper_mix": Hint(dims={"M": 15}, attrs={"hc": 3, "iters": 4, "hc_eps": 1e-6}),
+    "hyper_enter": Hint(dims={"M": 15}, attrs={"hc": 3, "iters": 4, "hc_eps": 1e-6,
+                                               "norm_eps": 1e-6}),
+    "hyper_post_enter": Hint(dims={"M": 15}, attrs={"hc": 3, "iters": 4, "hc_eps": 1e-6,
+                                                    "norm_eps": 1e-6}),
     "engram_gate": Hint(dims={"Z": 192}),
     "engram_gather": Hint(dims={"Q": 3}),
     "engram_hash": Hint(dims={"A": 3}, attrs={
