@@ -64,7 +64,8 @@ def parser() -> argparse.ArgumentParser:
                       help="only kernels of these ops")
     tune.add_argument("--rows", type=_rows, metavar="1,16,256", help="row counts to tune at")
     tune.add_argument("--mode", choices=("halving", "exhaustive"), default="halving")
-    tune.add_argument("--budget", type=length_of_time, metavar="TIME", help="stop after 90, 90s, 5m, 2h")
+    tune.add_argument("--budget", type=length_of_time, metavar="TIME",
+                      help="stop after 90, 90s, 5m, 2h")
     tune.add_argument("--isa", choices=ISA_LEVELS, help="level of target cpu (highest of here)")
     tune.add_argument("--threads", type=int, metavar="N", help="of the kernels (all cores)")
     tune.add_argument("--fresh", action="store_true", help="measure what the database has, too")
@@ -73,7 +74,8 @@ def parser() -> argparse.ArgumentParser:
 
     resume = command("resume", "go on with a run that was interrupted or ran out of time")
     resume.add_argument("run", nargs="?", metavar="RUN", help="(the latest that is not done)")
-    resume.add_argument("--budget", type=length_of_time, metavar="TIME", help="stop after this long")
+    resume.add_argument("--budget", type=length_of_time, metavar="TIME",
+                        help="stop after this long")
     _running(resume)
 
     status = command("status", "runs, machines, and what is quarantined")

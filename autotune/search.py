@@ -23,6 +23,7 @@ from autotune.stats import Timing, Verdict, apart, decide, geomean
 from autotune.store import Store
 
 GATE_ROWS = (1, 7, 131)  # one row, a ragged few, and more than any block of rows
+HOPELESS = 1.02  # times the default's time after the last rung: nothing that a duel could turn
 CHEAP = 2 * 10**7  # operations that the numpy reference is asked for
 
 
@@ -190,7 +191,8 @@ class Search:
 
     def _visit(self, index: int, sizes: Sizes, session: str, rung: int, visit: int, repeats: int,
                share: float = 1.0) -> tuple[int, ...] | None:
-        """The runs of one visit, from the database or the machine; None if it is quarantined."""
+        """The runs of one visit, from the database or the machine; None if it is quarantined, or
+        if an earlier session did not need it."""
         if index in self.outcome.quarantined:
             return None
         key = (index, sizes, session, rung, visit)
@@ -204,7 +206,8 @@ class Search:
             self.outcome.reused += 1
             self._seen[key] = known
             return known
-        assert session == self.session, "only this session's visits are made"
+        if session != self.session:
+            return None
         self.check()
         got = self.runner.time(self.candidates[index], self.built[index], sizes, repeats,
                                share)
@@ -242,7 +245,10 @@ class Search:
         scores = {i: geomean(r) for i, r in ratios.items()
                   if i and i not in self.outcome.quarantined and r}
         best = sorted(scores, key=lambda i: (scores[i], i))
-        return sorted([0, *best[:self.effort.survivors(len(alive)) - 1]])
+        left = self.effort.survivors(len(alive))
+        if left == self.effort.finalists:
+            best = [i for i in best if scores[i] < HOPELESS]
+        return sorted([0, *best[:left - 1]])
 
     def _duel_session(self, alive: Sequence[int]) -> str:
         """The latest session that ended a duel of all of ``alive``, as they are now, at these
@@ -279,7 +285,8 @@ class Search:
             for visit in range(self.effort.visits):
                 if self.effort.may_end(visit) and self._decided(found, rivals):
                     break
-                for index in self._in_turn(alive, DUEL + visit):
+                rest = rivals if self.effort.may_end(visit) else alive
+                for index in self._in_turn(rest, DUEL + visit):
                     ns = self._visit(index, sizes, session, DUEL, visit, self.effort.repeats)
                     if ns is not None:
                         found.setdefault(index, []).append(ns)

@@ -17,20 +17,19 @@ budget would not hold one more; the output says which were left out. Nothing her
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from contest import Contest, contest
 from pairs import Ratio
 from records import Goal, Record, Report, arguments, ratio_record, settle, shown
+from searches import PARTS, Mode
 
 from autotune.building import Built
 from autotune.cli import length_of_time
@@ -40,115 +39,15 @@ from autotune.inputs import can_make
 from autotune.keys import Machine, Policy
 from autotune.measure import Failure, LocalRunner
 from autotune.progress import duration, title
-from autotune.results import Result, phases_of, results
-from autotune.search import Search
-from autotune.space import ROWS, Candidate, Sizes, Task
+from autotune.results import Result, phases_of
+from autotune.space import ROWS, Sizes, Task
 from autotune.stats import faster, geomean
-from autotune.store import Store
 from deepinfer.codegen.schedules import choose
 
 MODES = ("exhaustive", "halving")
-PARTS = ("build", "gate", "time")
 SHARE = 0.25  # of the exhaustive search's time
 BUILD = 0.6  # seconds of one build on one core, for the plan
 START = 0.2  # seconds to make the arrays of one point, for the plan
-
-
-@contextmanager
-def cache_in(folder: Path | None) -> Iterator[None]:
-    """Builds go to this cache directory; None: the usual one."""
-    before = os.environ.get("DEEPINFER_CACHE_DIR")
-    if folder is not None:
-        os.environ["DEEPINFER_CACHE_DIR"] = str(folder)
-    try:
-        yield
-    finally:
-        if folder is not None:
-            del os.environ["DEEPINFER_CACHE_DIR"]
-            if before is not None:
-                os.environ["DEEPINFER_CACHE_DIR"] = before
-
-
-@dataclass
-class Stopwatch:
-    """A runner that knows how long each kind of request took in all, and keeps what it built."""
-
-    inner: LocalRunner
-    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    built: dict[Candidate, Built] = field(default_factory=dict)
-
-    @property
-    def machine(self) -> Machine:
-        return self.inner.machine
-
-    def _clocked(self, part: str, ask: Callable[[], Any]) -> Any:
-        begin = time.perf_counter()
-        try:
-            return ask()
-        finally:
-            self.spent[part] += time.perf_counter() - begin
-
-    def build(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Built | Failure]]:
-        made = self.inner.build(candidates)
-        while (got := self._clocked("build", lambda: next(made, None))) is not None:
-            if isinstance(got[1], Built):
-                self.built[got[0]] = got[1]
-            yield got
-
-    def gate(self, *args: Any) -> str | Failure:
-        return self._clocked("gate", lambda: self.inner.gate(*args))
-
-    def reference(self, *args: Any) -> str | Failure:
-        return self._clocked("gate", lambda: self.inner.reference(*args))
-
-    def time(self, *args: Any) -> tuple[int, ...] | Failure:
-        return self._clocked("time", lambda: self.inner.time(*args))
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-class Mode:
-    """One way to search: its runner, database and build cache.
-
-    Args:
-        effort: of its searches. machine: to measure. folder: where its database and cache are.
-        cache: whether the cache is its own, too.
-    """
-
-    def __init__(self, effort: Effort, machine: Machine, folder: Path, cache: bool) -> None:
-        folder.mkdir(exist_ok=True)
-        self.effort, self.cache = effort, folder / "cache" if cache else None
-        self.store = Store(folder / "tuning.sqlite3")
-        self.runner = Stopwatch(LocalRunner(machine, machine.cores))
-
-    def warm_up(self, tasks: Sequence[Task]) -> None:
-        """Start all processes and compile what every library shares, with kernels of which no
-        search is measured; none of it counts."""
-        points = {t.candidates()[0]: t.points[0] for t in tasks}
-        with cache_in(self.cache):
-            for candidate, made in list(self.runner.build(list(points))):  # all, before any is timed
-                if isinstance(made, Built):
-                    self.runner.time(candidate, made, points[candidate], 3)
-        self.runner.spent = dict.fromkeys(PARTS, 0.0)
-
-    def search(self, task: Task) -> dict[str, float]:
-        """Search one kernel; returns the seconds of each part, and of "all"."""
-        before, begin = dict(self.runner.spent), time.perf_counter()
-        with cache_in(self.cache):
-            Search(task, self.runner, self.store, "benchmark", self.effort,
-                   tell=lambda what, /, **detail: None, check=lambda: None,
-                   now=time.time_ns).run()
-        spent = {p: self.runner.spent[p] - before[p] for p in PARTS}
-        return spent | {"all": time.perf_counter() - begin}
-
-    def result(self, task: Task) -> Result | None:
-        return next((r for r in results(self.store, self.runner.machine.id)
-                     if r.problem == task.problem), None)
-
-    def close(self) -> None:
-        self.runner.close()
-        self.store.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +168,14 @@ class Bench:
         tuned = ids["halving"]
         for base, goal in (("exhaustive", Goal(0.97)), ("median", None), ("default", None)):
             samples = got.over(ids[base], tuned)
-            ratio = Ratio(samples, geomean(_medians(got, ids[base])), geomean(_medians(got, tuned)))
+            ratio = Ratio(samples, got.timing(ids[base]).median, got.timing(tuned).median)
             more: dict[str, Any] = {"schedules": names, "same": ids[base] == tuned}
             if base == "default":
                 slower = faster(got.timing(ids[base]), got.timing(tuned))
                 more |= {"goal": ">= 1 but for noise", "holds": not slower}
             self.ratios.setdefault(base, []).append(samples)
-            self.report.add(ratio_record("tuned over", params | {"over": base}, ratio, goal, **more))
+            self.report.add(ratio_record("tuned over", params | {"over": base}, ratio, goal,
+                                         **more))
 
     def totals(self) -> None:
         """Geometric means over all kernels and phases, and the time of the searches."""
@@ -294,10 +194,6 @@ class Bench:
                                              "seconds": spent} | goal))
 
 
-def _medians(got: Contest, index: int) -> list[float]:
-    return [statistics.median(ns) for ns in got.ns[index]]
-
-
 def show(report: Report) -> None:
     """Tables of what the report holds."""
     rows: dict[str, dict[str, Record]] = {}
@@ -310,10 +206,11 @@ def show(report: Report) -> None:
                  [(name, r["median"].more["schedules"]["halving"],
                    *("same" if r[b].more["same"] else shown(r[b].more)
                      for b in ("exhaustive", "median", "default"))) for name, r in rows.items()])
-    report.table("tuned over, all: kernels and phases", ("tuned over", "geometric mean", "shapes"), [
+    report.table("tuned over, all: kernels and phases", (
+        "tuned over", "geometric mean", "shapes"), [
         (r.params["over"], shown(r.more), r.more["shapes"]) for r in report.records
         if r.name == "tuned over, all"])
-    report.table("halving's share of time; the goal counts builds, gates and measurements", (
+    report.table("halving's share of time; the goal counts builds, gates and timings", (
         "part", "halving", "exhaustive", "share"), [
         (r.params["part"], *(f"{r.more['seconds'][m]:.1f} s" for m in MODES[::-1]), shown(r.more))
         for r in report.records if r.name == "halving's share of time"])

@@ -74,8 +74,8 @@ def test_halving_finds_what_exhaustive_finds(seed, scale, tmp_path, monkeypatch)
 def test_each_phase_keeps_its_best(tmp_path):
     """Schedule 5 is best for few rows and bad for many, 9 the other way round: both duel."""
     def ns(candidate, sizes):
-        better = {1: 5, 256: 9}[dict(sizes)["rows"]]
-        return 10_000.0 * {better: 0.5}.get(candidate.index, 4.0 if candidate.index in (5, 9) else 1)
+        best, worst = {1: (5, 9), 256: (9, 5)}[dict(sizes)["rows"]]
+        return 10_000.0 * {best: 0.5, worst: 4.0}.get(candidate.index, 1.0)
 
     store = temporary(tmp_path)
     got = run_search(FakeRunner(ns), store)
