@@ -6,8 +6,8 @@
 Each kernel is searched twice, halving and exhaustive, each with its own database and its own empty
 build cache, in turns who goes first. Then the winners, the default that ships and the median
 schedule of the space (of the exhaustive search) run against each other in interleaved rounds.
-Goals: halving's time, builds, gates and measurements all counted, is at most a quarter of that of
-the exhaustive search, and its winner within 3 % of the other's; the winner is 1.15 times as fast as
+Goals: halving's time is at most a quarter of that of the exhaustive search, stated twice: builds,
+gates and timings all counted, and without builds; its winner is within 3 % of the other's; the winner is 1.15 times as fast as
 the median schedule (geometric mean) and never slower than the default outside the noise, which is
 what the tuner takes for noise. Every schedule passes the gate before its first timing.
 
@@ -185,10 +185,12 @@ class Bench:
             means = tuple(geomean(list(of_round)) for of_round in zip(*rows, strict=True))
             self.report.add(ratio_record("tuned over, all", params | {"over": base},
                                          Ratio(means, 0.0, 0.0), goals[base], shapes=len(rows)))
-        for part in ("all", *PARTS):
-            spent = {m: sum(s[part] for s in self.seconds[m]) for m in MODES}
+        counted = {"all": ("all",), "gate and time": ("gate", "time"), **{p: (p,) for p in PARTS}}
+        for part, of in counted.items():
+            spent = {m: sum(s[p] for s in self.seconds[m] for p in of) for m in MODES}
             share = spent["halving"] / spent["exhaustive"]
-            goal = {"goal": f"<= {SHARE:g}", "holds": share <= SHARE} if part == "all" else {}
+            goal = ({"goal": f"<= {SHARE:g}", "holds": share <= SHARE}
+                    if part in ("all", "gate and time") else {})
             self.report.add(Record("halving's share of time", params | {"part": part}, (share,),
                                    "share", {"median": share, "upper": share, "lower": share,
                                              "seconds": spent} | goal))
@@ -210,7 +212,7 @@ def show(report: Report) -> None:
         "tuned over", "geometric mean", "shapes"), [
         (r.params["over"], shown(r.more), r.more["shapes"]) for r in report.records
         if r.name == "tuned over, all"])
-    report.table("halving's share of time; the goal counts builds, gates and timings", (
+    report.table("halving's share of time: of all, builds included, and of what holds the machine", (
         "part", "halving", "exhaustive", "share"), [
         (r.params["part"], *(f"{r.more['seconds'][m]:.1f} s" for m in MODES[::-1]), shown(r.more))
         for r in report.records if r.name == "halving's share of time"])
