@@ -7,8 +7,8 @@ Each kernel is searched twice, halving and exhaustive, each with its own databas
 build cache, in turns who goes first. Then the winners, the default that ships and the median
 schedule of the space (of the exhaustive search) run against each other in interleaved rounds.
 Goals: halving's time is at most a quarter of that of the exhaustive search, stated twice: builds,
-gates and timings all counted, and without builds; its winner is within 3 % of the other's; the winner is 1.15 times as fast as
-the median schedule (geometric mean) and never slower than the default outside the noise, which is
+gates and timings all counted, and without builds; its winner is within 3 % of the other's, 1.15
+times as fast as the median schedule (geometric mean), and never slower than the default outside
 what the tuner takes for noise. Every schedule passes the gate before its first timing.
 
 Kernels are taken by their share of the time of a step, until --share of it is covered, or until the
@@ -212,7 +212,7 @@ def show(report: Report) -> None:
         "tuned over", "geometric mean", "shapes"), [
         (r.params["over"], shown(r.more), r.more["shapes"]) for r in report.records
         if r.name == "tuned over, all"])
-    report.table("halving's share of time: of all, builds included, and of what holds the machine", (
+    report.table("halving's share of time: of all, builds too, and of what holds the machine", (
         "part", "halving", "exhaustive", "share"), [
         (r.params["part"], *(f"{r.more['seconds'][m]:.1f} s" for m in MODES[::-1]), shown(r.more))
         for r in report.records if r.name == "halving's share of time"])
