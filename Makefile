@@ -2,7 +2,7 @@
 #   make run        compile the bundled model for this CPU, and answer PROMPT
 #   make test       linters, types, tests
 #   make test-all   the same with the long tests
-#   make bench      all benchmarks, an hour on an idle machine; records go to BENCH_OUT
+#   make bench      all benchmarks, an hour and a half on an idle machine; records go to BENCH_OUT
 #   make clean      remove .venv and everything built
 #   PIP_ARGS='...'  goes to every `pip install`;  PYTHON=... chooses the interpreter
 
@@ -42,6 +42,7 @@ bench: $(TEST_STAMP)
 	.venv/bin/python benchmarks/engine.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	.venv/bin/python benchmarks/compile.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	.venv/bin/python benchmarks/loading.py --out $(BENCH_OUT) $(BENCH_ARGS)
+	.venv/bin/python benchmarks/tuning.py --budget 30m --out $(BENCH_OUT) $(BENCH_ARGS)
 	@echo 'compare with an earlier run: .venv/bin/python benchmarks/compare.py OLD.jsonl $(BENCH_OUT)'
 
 clean:

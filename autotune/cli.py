@@ -64,7 +64,8 @@ def parser() -> argparse.ArgumentParser:
                       help="only kernels of these ops")
     tune.add_argument("--rows", type=_rows, metavar="1,16,256", help="row counts to tune at")
     tune.add_argument("--mode", choices=("halving", "exhaustive"), default="halving")
-    tune.add_argument("--budget", type=_seconds, metavar="TIME", help="stop after 90, 90s, 5m, 2h")
+    tune.add_argument("--budget", type=length_of_time, metavar="TIME",
+                      help="stop after 90, 90s, 5m, 2h")
     tune.add_argument("--isa", choices=ISA_LEVELS, help="level of target cpu (highest of here)")
     tune.add_argument("--threads", type=int, metavar="N", help="of the kernels (all cores)")
     tune.add_argument("--fresh", action="store_true", help="measure what the database has, too")
@@ -73,7 +74,8 @@ def parser() -> argparse.ArgumentParser:
 
     resume = command("resume", "go on with a run that was interrupted or ran out of time")
     resume.add_argument("run", nargs="?", metavar="RUN", help="(the latest that is not done)")
-    resume.add_argument("--budget", type=_seconds, metavar="TIME", help="stop after this long")
+    resume.add_argument("--budget", type=length_of_time, metavar="TIME",
+                        help="stop after this long")
     _running(resume)
 
     status = command("status", "runs, machines, and what is quarantined")
@@ -111,11 +113,11 @@ def parser() -> argparse.ArgumentParser:
 
 def _running(command: argparse.ArgumentParser) -> None:
     command.add_argument("--jobs", type=int, metavar="N", help="builds at once (all cores)")
-    command.add_argument("--lock-timeout", type=_seconds, default=600.0, metavar="TIME",
+    command.add_argument("--lock-timeout", type=length_of_time, default=600.0, metavar="TIME",
                          help="wait so long for another tuner (10m)")
-    command.add_argument("--build-timeout", type=_seconds, default=180.0, metavar="TIME",
+    command.add_argument("--build-timeout", type=length_of_time, default=180.0, metavar="TIME",
                          help="of one build (3m)")
-    command.add_argument("--time-timeout", type=_seconds, default=60.0, metavar="TIME",
+    command.add_argument("--time-timeout", type=length_of_time, default=60.0, metavar="TIME",
                          help="of one visit (1m)")
     command.add_argument("--repeats", type=int, default=24, metavar="N",
                          help="timed runs of a visit (%(default)s)")
@@ -134,7 +136,7 @@ def _rows(text: str) -> tuple[int, ...]:
     return rows
 
 
-def _seconds(text: str) -> float:
+def length_of_time(text: str) -> float:
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
     try:
         value = float(text[:-1] if unit else text) * (unit or 1)

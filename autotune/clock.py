@@ -51,7 +51,7 @@ class Clock:
         got = self.native.tune_time(
             self._pool, thunk, ctypes.c_void_p(table.ctypes.data), table.shape[1], table.shape[0],
             dims, len(dims), ctypes.c_void_p(room.ctypes.data), ctypes.c_int64(stride),
-            ctypes.c_int64(items), policy.warmup, repeats,
+            ctypes.c_int64(items), policy.warmup, repeats, policy.least,
             ctypes.c_int64(int(policy.seconds * 1e9)), ctypes.c_void_p(ns.ctypes.data))
         assert got > 0, "the signature holds no more operands than a step's tables"
         return [int(n) for n in ns[:got]]

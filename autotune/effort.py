@@ -5,6 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DUEL = 99  # the rung of the last, interleaved visits, which alone decide
+FEW = 8  # runs of the shortest visit of a rung, if there is time for them
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One round of pruning, of one visit to each schedule that is left.
+
+    Args:
+        repeats: runs of a visit, at most. share: part of a full visit's time after which it ends.
+    """
+
+    repeats: int
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,35 +27,44 @@ class Effort:
     Args:
         mode: "halving" prunes before the duel, "exhaustive" lets all schedules duel.
         repeats: runs of a visit. visits: of each finalist, in turns.
-        finalists: that halving leaves, the default included. eta: one in so many survives a rung.
+        enough: visits after which halving ends the duel at a point where all is decided.
+        finalists: that halving leaves of a phase, the default included.
+        eta: one in so many survives a rung, and has so many times the time in the next.
         fresh: measure even what the database has.
     """
 
     mode: str = "halving"
     repeats: int = 24
     visits: int = 5
-    finalists: int = 3
+    enough: int = 3
+    finalists: int = 2
     eta: int = 4
     fresh: bool = False
 
-    def rungs(self, schedules: int) -> tuple[int, ...]:
-        """Repeats of each rung of pruning; none where all may duel at once."""
+    def rungs(self, schedules: int) -> tuple[Rung, ...]:
+        """The rounds of pruning; none where all may duel at once."""
         if self.mode == "exhaustive" or schedules <= self.finalists:
             return ()
-        made, left = [], schedules
+        last, left = 0, schedules
         while left > self.finalists:
-            made.append(left)
-            left = self.survivors(left)
-        last = len(made)
-        return tuple(max(3, self.repeats // self.eta ** (last - i)) for i in range(last))
+            last, left = last + 1, self.survivors(left)
+        return tuple(Rung(min(self.repeats, max(FEW, self.repeats // 2 ** (last - i))),
+                          1 / self.eta ** (last - i)) for i in range(last))
 
     def survivors(self, schedules: int) -> int:
         """How many go on from a rung, the default included."""
         return max(self.finalists, -(-schedules // self.eta))
 
-    def visits_of(self, schedules: int) -> int:
-        """Visits to one point that a search of so many schedules makes."""
+    def may_end(self, visits: int) -> bool:
+        """Whether a duel of so many visits may end if all is decided."""
+        return self.mode == "halving" and visits >= self.enough
+
+    def visits_of(self, schedules: int, phases: int = 1) -> int:
+        """Visits to one point that a search of so many schedules makes at most; each of the phases
+        may have finalists of its own."""
         total, left = 0, schedules
         for _ in self.rungs(schedules):
             total, left = total + left, self.survivors(left)
+        if total:
+            left = min(schedules, 1 + (left - 1) * phases)
         return total + left * self.visits

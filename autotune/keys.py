@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,7 +31,8 @@ class Policy:
 
     Args:
         warmup: runs before the clock starts.
-        seconds: after this long a measurement ends with the repeats it has, three at least.
+        seconds: after this long a measurement ends with the repeats it has, if they are enough.
+        least: repeats that are.
         cold_bytes: weights are copied until the copies in use exceed this, so that each run finds
             its weights in memory, as a step of a model does; 0: warm.
     """
@@ -39,6 +40,14 @@ class Policy:
     warmup: int = 2
     seconds: float = 0.5
     cold_bytes: int = 0
+    least: int = 3
+
+    def part(self, share: float) -> Policy:
+        """The policy of a visit that only has a share of the time: one warm-up, two repeats."""
+        if share >= 1:
+            return self
+        return replace(self, warmup=min(1, self.warmup), least=min(2, self.least),
+                       seconds=self.seconds * share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,9 @@ class Runner(Protocol):
         """Digest of all bits that the op's numpy reference writes."""
         ...
 
-    def time(self, candidate: Candidate, built: Built, sizes: Sizes, repeats: int
-             ) -> tuple[int, ...] | Failure:
-        """Nanoseconds of each run."""
+    def time(self, candidate: Candidate, built: Built, sizes: Sizes, repeats: int,
+             share: float = 1.0) -> tuple[int, ...] | Failure:
+        """Nanoseconds of each run; ``share``: part of the policy's time after which it ends."""
         ...
 
     def close(self) -> None: ...
@@ -133,10 +133,11 @@ class LocalRunner:
         got = self._ask("reference", candidate, built, sizes, self.timeouts.gate)
         return got if isinstance(got, Failure) else str(got["digest"])
 
-    def time(self, candidate: Candidate, built: Built, sizes: Sizes, repeats: int
-             ) -> tuple[int, ...] | Failure:
+    def time(self, candidate: Candidate, built: Built, sizes: Sizes, repeats: int,
+             share: float = 1.0) -> tuple[int, ...] | Failure:
+        policy = self.machine.policy.part(share)
         got = self._ask("time", candidate, built, sizes, self.timeouts.time,
-                        policy=asdict(self.machine.policy), repeats=repeats)
+                        policy=asdict(policy), repeats=repeats)
         if isinstance(got, Failure):
             return got
         ns = got["ns"]

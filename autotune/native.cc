@@ -27,12 +27,12 @@ DI_EXPORT void tune_part(DiThunk thunk, void* const* args, const int32_t* dims, 
 }
 
 // Runs the kernel as a step does, `warmup` times and then up to `repeats` times, each time on the
-// next of `sets` argument sets; ends early once `limit_ns` have passed and three runs are timed.
+// next of `sets` argument sets; ends early once `limit_ns` have passed and `least` runs are timed.
 // Returns the number of times in `ns`.
 DI_EXPORT int32_t tune_time(void* pool, DiThunk thunk, void* const* args, int32_t num_args,
                             int32_t sets, const int32_t* dims, int32_t num_dims, uint8_t* scratch,
                             int64_t stride, int64_t items, int32_t warmup, int32_t repeats,
-                            int64_t limit_ns, int64_t* ns) {
+                            int32_t least, int64_t limit_ns, int64_t* ns) {
   if (num_args > kMaxArgs || num_dims > kMaxDims) return -1;
   DiFloatState state;
   DiTask task;
@@ -50,7 +50,7 @@ DI_EXPORT int32_t tune_time(void* pool, DiThunk thunk, void* const* args, int32_
     ((DiPool*)pool)->run(task);
     const int64_t took = since(begin);
     if (run >= warmup) ns[timed++] = took;
-    if (timed >= 3 && since(start) > limit_ns) break;
+    if (timed >= least && since(start) > limit_ns) break;
   }
   return timed;
 }

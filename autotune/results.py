@@ -21,6 +21,13 @@ def rows_of(sizes: Sizes) -> int:
     return max((n for _, n in sizes), default=1)
 
 
+def phases_of(points: Sequence[Sizes]) -> dict[str, tuple[Sizes, ...]]:
+    """The points of "prefill" and of all other phases, ""; a group without points is absent."""
+    small = tuple(p for p in points if rows_of(p) <= PREFILL_ROWS)
+    large = tuple(p for p in points if rows_of(p) > PREFILL_ROWS)
+    return {name: found for name, found in (("", small), ("prefill", large)) if found}
+
+
 @dataclass(slots=True)
 class Result:
     """One kernel on one machine.
@@ -50,10 +57,8 @@ class Result:
         return decide({k: [t[i] for i in chosen] for k, t in self.times.items()})
 
     def phases(self) -> dict[str, tuple[Sizes, ...]]:
-        """The points of "prefill" and of all other phases, ""; a group without points is absent."""
-        small = tuple(p for p in self.points if rows_of(p) <= PREFILL_ROWS)
-        large = tuple(p for p in self.points if rows_of(p) > PREFILL_ROWS)
-        return {name: points for name, points in (("", small), ("prefill", large)) if points}
+        """Its points by phase."""
+        return phases_of(self.points)
 
 
 def machines(store: Store) -> dict[str, dict[str, Any]]:

@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from autotune.building import Built
-from autotune.effort import DUEL, Effort
+from autotune.effort import DUEL, Effort, Rung
 from autotune.keys import compile_body
 from autotune.measure import Failure, Runner
+from autotune.results import phases_of
 from autotune.space import Sizes, Task, digest
-from autotune.stats import Timing, Verdict, decide, geomean
+from autotune.stats import Timing, Verdict, apart, decide, geomean
 from autotune.store import Store
 
 GATE_ROWS = (1, 7, 131)  # one row, a ragged few, and more than any block of rows
+HOPELESS = 1.02  # times the default's time after the last rung: nothing that a duel could turn
 CHEAP = 2 * 10**7  # operations that the numpy reference is asked for
 
 
@@ -77,11 +79,17 @@ class Search:
             self._gate()
         if 0 in self.outcome.quarantined:
             return self.outcome
-        alive = sorted(self.built)
-        for rung, repeats in enumerate(self.effort.rungs(len(alive))):
-            alive = self._prune(alive, rung, repeats)
-        self._duel(alive)
+        self._duel(self._finalists())
         return self.outcome
+
+    def _finalists(self) -> dict[tuple[Sizes, ...], list[int]]:
+        """Those that halving leaves at the points of each phase, which may get a schedule of its
+        own."""
+        alive = {points: sorted(self.built) for points in phases_of(self.task.points).values()}
+        for place, rung in enumerate(self.effort.rungs(len(self.built))):
+            alive = {points: self._prune(points, left, place, rung)
+                     for points, left in alive.items()}
+        return alive
 
     def _quarantine(self, index: int, failure: Failure, subject: str) -> None:
         self.built.pop(index, None)
@@ -181,9 +189,10 @@ class Search:
         return sorted(indices, key=lambda i: hashlib.sha256(
             f"{self.task.problem.key}\0{salt}\0{i}".encode()).digest())
 
-    def _visit(self, index: int, sizes: Sizes, session: str, rung: int, visit: int, repeats: int
-               ) -> tuple[int, ...] | None:
-        """The runs of one visit, from the database or the machine; None if it is quarantined."""
+    def _visit(self, index: int, sizes: Sizes, session: str, rung: int, visit: int, repeats: int,
+               share: float = 1.0) -> tuple[int, ...] | None:
+        """The runs of one visit, from the database or the machine; None if it is quarantined, or
+        if an earlier session did not need it."""
         if index in self.outcome.quarantined:
             return None
         key = (index, sizes, session, rung, visit)
@@ -197,9 +206,11 @@ class Search:
             self.outcome.reused += 1
             self._seen[key] = known
             return known
-        assert session == self.session, "only this session's visits are made"
+        if session != self.session:
+            return None
         self.check()
-        got = self.runner.time(self.candidates[index], self.built[index], sizes, repeats)
+        got = self.runner.time(self.candidates[index], self.built[index], sizes, repeats,
+                               share)
         if isinstance(got, Failure):
             self._quarantine(index, got, record)
             return None
@@ -209,65 +220,92 @@ class Search:
         self.tell("sample", candidate=self.candidates[index], sizes=sizes, rung=rung, ns=got)
         return got
 
-    def _session_with(self, index: int, rung: int) -> str:
-        """The latest session in which this schedule and the default were visited at every point of
-        a rung; else this session."""
+    def _session_with(self, points: Sequence[Sizes], index: int, rung: int) -> str:
+        """The latest session in which this schedule and the default were visited at all of the
+        points in a rung; else this session."""
         if self.effort.fresh:
             return self.session
         common: list[str] | None = None
-        for sizes in self.task.points:
+        for sizes in points:
             for i in {0, index}:
                 found = [s for s, r, _ in self.store.samples(self._record(i, sizes)) if r == rung]
                 common = found if common is None else [s for s in common if s in found]
         return self.session if not common or self.session in common else common[-1]
 
-    def _prune(self, alive: list[int], rung: int, repeats: int) -> list[int]:
+    def _prune(self, points: Sequence[Sizes], alive: list[int], place: int, rung: Rung
+               ) -> list[int]:
         ratios: dict[int, list[float]] = {index: [] for index in alive}
-        sessions = {index: self._session_with(index, rung) for index in alive}
-        for sizes in self.task.points:  # outermost: the arrays of a point are made once
-            for index in self._in_turn(alive, rung):
-                ns = self._visit(index, sizes, sessions[index], rung, 0, repeats)
-                base = self._visit(0, sizes, sessions[index], rung, 0, repeats)
+        sessions = {index: self._session_with(points, index, place) for index in alive}
+        for sizes in points:  # outermost: the arrays of a point are made once
+            for index in self._in_turn(alive, place):
+                ns, base = (self._visit(i, sizes, sessions[index], place, 0, rung.repeats,
+                                        rung.share) for i in (index, 0))
                 if ns is not None and base is not None:
                     ratios[index].append(statistics.median(ns) / statistics.median(base))
         scores = {i: geomean(r) for i, r in ratios.items()
                   if i and i not in self.outcome.quarantined and r}
         best = sorted(scores, key=lambda i: (scores[i], i))
-        return sorted([0, *best[:self.effort.survivors(len(alive)) - 1]])
+        left = self.effort.survivors(len(alive))
+        if left == self.effort.finalists:
+            best = [i for i in best if scores[i] < HOPELESS]
+        return sorted([0, *best[:left - 1]])
 
     def _duel_session(self, alive: Sequence[int]) -> str:
-        """A session in which all of ``alive`` were visited often enough already, else this one."""
-        if not self.effort.fresh:
-            wanted = {(DUEL, v) for v in range(self.effort.visits)}
-            common: list[str] | None = None
-            for index in alive:
-                for sizes in self.task.points:
-                    visits: dict[str, set[tuple[int, int]]] = {}
-                    for session, rung, visit in self.store.samples(self._record(index, sizes)):
-                        visits.setdefault(session, set()).add((rung, visit))
-                    done = [s for s, found in visits.items() if wanted <= found]
-                    common = done if common is None else [s for s in common if s in done]
-            if common and self.session not in common:
-                return common[-1]
-        return self.session
+        """The latest session that ended a duel of all of ``alive``, as they are now, at these
+        points, with as many visits; else this one."""
+        if self.effort.fresh:
+            return self.session
+        common = [d["session"] for d in self.store.facts(
+            self.store.kernel(self.task.problem), "duel")
+            if d["machine"] == self.runner.machine.id and d["visits"] >= self.effort.visits
+            and d["enough"] >= self._least() and {*alive} <= {*d["places"]}]
+        latest: dict[str, int] = {}
+        for index in alive:
+            for sizes in self.task.points:
+                done: dict[str, int] = {}
+                for session, rung, _ in self.store.samples(self._record(index, sizes)):
+                    if rung == DUEL and session in common:
+                        done[session] = done.get(session, 0) + 1
+                        latest[session] = len(latest)
+                common = [s for s in common if done.get(s, 0) >= self._least()]
+        return max(common, key=lambda s: latest[s]) if common and (
+            self.session not in common) else self.session
 
-    def _duel(self, alive: list[int]) -> None:
+    def _least(self) -> int:
+        """Visits that a duel makes at every point, however clear it is."""
+        return next(v for v in range(1, self.effort.visits + 1)
+                    if v == self.effort.visits or self.effort.may_end(v))
+
+    def _duel(self, finalists: dict[tuple[Sizes, ...], list[int]]) -> None:
+        alive = sorted({i for left in finalists.values() for i in left})
         session = self._duel_session(alive)
-        visits: dict[tuple[int, Sizes], list[tuple[int, ...]]] = {}
-        for sizes in self.task.points:
+        visits: dict[Sizes, dict[int, list[tuple[int, ...]]]] = {}
+        for sizes, rivals in [(p, left) for points, left in finalists.items() for p in points]:
+            found = visits[sizes] = {}
             for visit in range(self.effort.visits):
-                for index in self._in_turn(alive, DUEL + visit):
+                if self.effort.may_end(visit) and self._decided(found, rivals):
+                    break
+                rest = rivals if self.effort.may_end(visit) else alive
+                for index in self._in_turn(rest, DUEL + visit):
                     ns = self._visit(index, sizes, session, DUEL, visit, self.effort.repeats)
                     if ns is not None:
-                        visits.setdefault((index, sizes), []).append(ns)
+                        found.setdefault(index, []).append(ns)
         if 0 in self.outcome.quarantined:
             return
         left = [i for i in alive if i not in self.outcome.quarantined]
-        self.outcome.times = {i: tuple(Timing.of(visits[i, p]) for p in self.task.points)
+        self.outcome.times = {i: tuple(Timing.of(visits[p][i]) for p in self.task.points)
                               for i in left}
         self.outcome.verdict = decide(self.outcome.times)
         if session == self.session:
             self.store.add_fact(self.store.kernel(self.task.problem), "duel", {
                 "machine": self.runner.machine.id, "session": session, "at": self.now(),
-                "visits": self.effort.visits, "places": left, "points": list(self.task.points)})
+                "visits": self.effort.visits, "enough": self._least(), "places": left,
+                "points": list(self.task.points)})
         self.tell("verdict", outcome=self.outcome)
+
+    def _decided(self, visits: dict[int, list[tuple[int, ...]]], rivals: Sequence[int]) -> bool:
+        """Whether at a point each of its phase's finalists differs from the default outside the
+        noise."""
+        times = {i: Timing.of(v) for i, v in visits.items()
+                 if i in rivals and i not in self.outcome.quarantined}
+        return 0 in times and all(apart(times[0], t) for i, t in times.items() if i)

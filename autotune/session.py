@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.effort import Effort
 from autotune.measure import Runner
+from autotune.results import phases_of
 from autotune.search import Listener, Outcome, Search
 from autotune.space import Task
 from autotune.store import Store
@@ -73,8 +74,9 @@ class Session:
         return "done"
 
     def visits_of(self, task: Task) -> int:
-        """Visits that the search of a task makes if no schedule fails."""
-        return self.effort.visits_of(len(task.problem.schedules())) * len(task.points)
+        """Visits that the search of a task makes at most."""
+        phases = len(phases_of(task.points))
+        return self.effort.visits_of(len(task.problem.schedules()), phases) * len(task.points)
 
 
 def plan_json(tasks: Sequence[Task], effort: Effort, **settings: Any) -> dict[str, Any]:

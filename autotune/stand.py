@@ -27,20 +27,29 @@ class Stand:
 
     Args:
         problem, sizes: what to run. isa: level of the native code. threads: of the pool.
+        clock: of that level and pool, which the stand does not close; None: one of its own.
     """
 
-    def __init__(self, problem: Problem, sizes: Sizes, isa: str, threads: int) -> None:
+    def __init__(self, problem: Problem, sizes: Sizes, isa: str, threads: int,
+                 clock: Clock | None = None) -> None:
         self.problem, self.sizes, self.threads = problem, dict(sizes), threads
         self.node = problem.node()
         self.arrays = tuple(own(a) for a in make(problem, sizes))
         self.outputs = tuple(
             aligned(max(1, v.type.nbytes(self.sizes)))[:v.type.nbytes(self.sizes)]
             for v in self.node.outputs)
-        self.clock = Clock(isa, threads)
+        self.clock, self._shared = clock or Clock(isa, threads), clock is not None
         self._sets: tuple[int, list[tuple[Array, ...]]] = (-1, [])
 
     def close(self) -> None:
-        self.clock.close()
+        if not self._shared:
+            self.clock.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays and copies."""
+        held = {id(a): a.nbytes for a in (*self.arrays, *self.outputs)}
+        return sum((held | {id(a): a.nbytes for s in self._sets[1] for a in s}).values())
 
     def _call(self, candidate: Candidate, built: Built) -> tuple[Any, Any, int, Array, int]:
         """The thunk, the dims, the number of items, the scratch memory and its stride."""

@@ -63,6 +63,11 @@ def faster(a: Timing, b: Timing) -> bool:
     return a.high < b.low
 
 
+def apart(a: Timing, b: Timing) -> bool:
+    """Whether one of them is faster outside the noise."""
+    return faster(a, b) or faster(b, a)
+
+
 def geomean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.building import Built, build, lower
-from autotune.clock import ceilings
+from autotune.clock import Clock, ceilings
 from autotune.keys import Policy
 from autotune.space import Candidate, Problem, Sizes
 from autotune.stand import Stand
@@ -35,21 +35,28 @@ def candidate_of(held: Mapping[str, Any]) -> Candidate:
                      Schedule(tuple((n, v) for n, v in held["schedule"])))
 
 
+KEEP_BYTES = 1 << 28  # of stands: a search comes back to each of its points, round by round
+
+
 class Worker:
-    """Answers requests; keeps the arrays of the problem that it worked on last."""
+    """Answers requests; keeps the arrays of the points that it worked on last."""
 
     def __init__(self) -> None:
-        self._key: Any = None
-        self._stand: Stand | None = None
+        self._stands: dict[Any, Stand] = {}  # the latest last
+        self._clocks: dict[tuple[str, int], Clock] = {}
 
     def stand(self, problem: Problem, sizes: Sizes, isa: str, threads: int) -> Stand:
         key = (problem, sizes, isa, threads)
-        if self._stand is None or self._key != key:
-            if self._stand is not None:
-                self._stand.close()
-                self._stand = None  # its memory is free before the next one's is asked for
-            self._stand, self._key = Stand(problem, sizes, isa, threads), key
-        return self._stand
+        found = self._stands.pop(key, None)
+        if found is None:
+            # Memory is free before more is asked for.
+            while sum(s.nbytes for s in self._stands.values()) > KEEP_BYTES:
+                self._stands.pop(next(iter(self._stands))).close()
+            if (isa, threads) not in self._clocks:
+                self._clocks[isa, threads] = Clock(isa, threads)
+            found = Stand(problem, sizes, isa, threads, self._clocks[isa, threads])
+        self._stands[key] = found
+        return found
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         what = request["do"]

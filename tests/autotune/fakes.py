@@ -67,7 +67,8 @@ class FakeRunner:
 
     Args:
         failures: by schedule id and stage ("build", "gate", "time"). bits: by id, where they are
-            not "same". source: of the text that it says it built.
+            not "same". source: of the text that it says it built. spent: nanoseconds that its
+            visits took, warm-up and all.
     """
 
     ns: Callable[[Candidate, Sizes], float]
@@ -78,7 +79,7 @@ class FakeRunner:
     source: str = "text"
     machine: Machine = MACHINE
     calls: list[tuple[str, int]] = field(default_factory=list)
-    runs: int = 0
+    spent: float = 0.0
     before: Callable[[str, int], None] = lambda what, index: None
 
     def _note(self, what: str, index: int) -> Failure | None:
@@ -97,14 +98,17 @@ class FakeRunner:
     def reference(self, candidate: Candidate, built: Built, sizes: Sizes) -> str | Failure:
         return self._note("reference", candidate.index) or self.reference_bits
 
-    def time(self, candidate: Candidate, built: Built, sizes: Sizes, repeats: int
-             ) -> tuple[int, ...] | Failure:
+    def time(self, candidate: Candidate, built: Built, sizes: Sizes, repeats: int,
+             share: float = 1.0) -> tuple[int, ...] | Failure:
         failure = self._note("time", candidate.index)
         if failure is not None:
             return failure
-        base, self.runs = self.ns(candidate, sizes), self.runs + repeats
+        base, policy = self.ns(candidate, sizes), self.machine.policy.part(share)
+        fit = int(policy.seconds * 1e9 / base) - policy.warmup
+        runs = min(repeats, max(policy.least, fit))
+        self.spent += base * (policy.warmup + runs)
         key = (candidate.index, sizes, len(self.calls))
-        return tuple(round(base * (1 + self.jitter * noise(*key, i))) for i in range(repeats))
+        return tuple(round(base * (1 + self.jitter * noise(*key, i))) for i in range(runs))
 
     def close(self) -> None:
         pass

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune import commands
+from autotune import commands, worker
 from autotune.building import Built, native_library
 from autotune.cli import main, parser
 from autotune.commands import tasks_of_model
 from autotune.keys import Machine, Policy
 from autotune.measure import Failure, LocalRunner
 from autotune.space import Task
+from autotune.worker import Worker
 from deepinfer.codegen.schedules import read_entries
 from deepinfer.compiler import default_levels
 from deepinfer.settings import ISA_LEVELS
@@ -74,6 +75,19 @@ def test_another_kernels_library_does_not_pass(task, runner, built):
     sizes = task.points[-1]
     got = runner.gate(task.candidates()[0], wrong, sizes)
     assert isinstance(got, Failure) or got != runner.gate(task.candidates()[0], built[0], sizes)
+
+
+def test_a_worker_keeps_the_arrays_of_its_points(task, monkeypatch):
+    """Points come back with the arrays they had; over the limit the oldest goes first."""
+    made, isa = Worker(), default_levels()[0]
+    points = [task.problem.sizes(rows) for rows in (1, 2, 3)]
+    first, second = (made.stand(task.problem, p, isa, 2) for p in points[:2])
+    assert first is not second and first.clock is second.clock and first.nbytes > 0
+    assert made.stand(task.problem, points[0], isa, 2) is first
+    monkeypatch.setattr(worker, "KEEP_BYTES", first.nbytes)
+    made.stand(task.problem, points[2], isa, 2)
+    assert made.stand(task.problem, points[0], isa, 2) is first
+    assert made.stand(task.problem, points[1], isa, 2) is not second
 
 
 def test_times(task, runner, built):

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.effort import Effort
+from autotune.effort import DUEL, Effort, Rung
 from autotune.measure import Failure
 from autotune.results import quarantine, results
 from autotune.search import GATE_ROWS
+from autotune.space import canonical
 from deepinfer.targets.base import grid
 from tests.autotune.fakes import (
     MACHINE,
+    POINTS,
     SPACE,
     FakeRunner,
     Ticks,
@@ -40,26 +42,69 @@ def fast(*ids, by=0.5):
 
 
 def test_rungs():
-    assert Effort().rungs(3) == () and EXHAUSTIVE.rungs(100) == ()
-    assert Effort().rungs(16) == (3, 6) and Effort(repeats=64).rungs(16) == (4, 16)
-    assert Effort().visits_of(16) == 16 + 4 + 3 * 5
-    assert EXHAUSTIVE.visits_of(16) == 16 * 5
+    assert Effort().rungs(2) == () and EXHAUSTIVE.rungs(100) == ()
+    assert Effort().rungs(3) == (Rung(12, 1 / 4),)
+    assert Effort().rungs(16) == (Rung(8, 1 / 16), Rung(12, 1 / 4))
+    assert Effort(repeats=64).rungs(16)[0] == Rung(16, 1 / 16)
+    assert Effort(repeats=3).rungs(16)[1] == Rung(3, 1 / 4)
+    assert Effort().visits_of(16) == 16 + 4 + 2 * 5
+    assert Effort().visits_of(16, phases=2) == 16 + 4 + 3 * 5
+    assert EXHAUSTIVE.visits_of(16, phases=2) == 16 * 5
 
 
+@pytest.mark.parametrize("scale", [1.0, 300.0], ids=["short", "long"])
 @pytest.mark.parametrize("seed", range(8))
-def test_halving_finds_what_exhaustive_finds(seed, tmp_path, monkeypatch):
-    """Within 3 % of the best, in at most 25 % of the runs."""
+def test_halving_finds_what_exhaustive_finds(seed, scale, tmp_path, monkeypatch):
+    """Within 3 % of the best, in at most 25 % of the time: of kernels of which a visit holds all
+    runs, and of kernels of which it holds a few."""
     use_space(monkeypatch, grid(a=(0, 1, 2, 3), b=(0, 1, 2, 3), c=(0, 1)))
-    runs, times = [], []
+    spent, times, ns = [], [], landscape(seed)
     for effort in (EXHAUSTIVE, Effort()):
-        runner, store = FakeRunner(landscape(seed)), temporary(tmp_path, f"{effort.mode}.db")
+        runner = FakeRunner(lambda c, sizes: scale * ns(c, sizes))
+        store = temporary(tmp_path, f"{effort.mode}.db")
         got = run_search(runner, store, effort=effort)
         points = [got.times[got.verdict.winner][p].median for p in range(2)]
-        runs.append(runner.runs)
+        spent.append(runner.spent)
         times.append((points[0] * points[1]) ** 0.5)
         store.close()
     assert times[1] <= 1.03 * times[0]
-    assert runs[1] <= 0.25 * runs[0]
+    assert spent[1] <= 0.25 * spent[0]
+
+
+def test_each_phase_keeps_its_best(tmp_path):
+    """Schedule 5 is best for few rows and bad for many, 9 the other way round: both duel."""
+    def ns(candidate, sizes):
+        best, worst = {1: (5, 9), 256: (9, 5)}[dict(sizes)["rows"]]
+        return 10_000.0 * {best: 0.5, worst: 4.0}.get(candidate.index, 1.0)
+
+    store = temporary(tmp_path)
+    got = run_search(FakeRunner(ns), store)
+    assert set(got.times) == {0, 5, 9} and got.verdict.winner == 0
+    (result,) = results(store, MACHINE.id)
+    assert {n: result.verdict(p).winner for n, p in result.phases().items()} == {
+        "": 5, "prefill": 9}
+
+
+def test_a_clear_duel_is_short(tmp_path):
+    """A point where all differ outside the noise has three visits, one where they do not five;
+    a later session takes both as they are, and an exhaustive one makes its own."""
+    def ns(candidate, sizes):
+        return 10_000.0 * (0.5 if candidate.index == 9 and dict(sizes)["rows"] == 1 else 1)
+
+    store, now = temporary(tmp_path), Ticks()
+    got = run_search(FakeRunner(ns), store, given=task(POINTS), now=now)
+    (result,) = results(store, MACHINE.id)
+    made = {p: store.query("SELECT count(*) AS n FROM sample JOIN record ON record.id = record "
+                           "WHERE rung = ? AND sizes = ? AND place = 9", DUEL,
+                           canonical(p))[0]["n"] for p in POINTS}
+    assert list(made.values()) == [3, 5] and got.verdict.winner == 9
+    again = FakeRunner(ns)
+    assert run_search(again, store, "later", now=now).verdict == got.verdict
+    assert again.count("time") == 0
+    every = FakeRunner(ns)
+    run_search(every, store, "every", effort=EXHAUSTIVE, now=now)
+    assert every.count("time") == 2 * 5 * len(SPACE)
+    assert run_search(FakeRunner(ns), store, "last", now=now).measured == 0
 
 
 def test_the_winner_is_found_and_kept(tmp_path):
@@ -103,7 +148,7 @@ def test_one_more_schedule_does_not_measure_the_others_again(tmp_path, monkeypat
 
 def test_another_source_is_measured_anew(tmp_path):
     store = temporary(tmp_path)
-    first = run_search(FakeRunner(flat), store)
+    first = run_search(FakeRunner(fast(5)), store)
     got = run_search(FakeRunner(fast(3), source="edited"), store, "later", now=Ticks())
     assert got.reused == 0 and got.measured == first.measured and got.verdict.winner == 3
 

@@ -85,3 +85,20 @@ def test_serving(tmp_path):
     met = [r["more"]["experts"] for r in made if r["name"] == "decode"]
     assert met[0] == 2 and 2 < met[1] <= 4  # one row meets its 2 of 8, two rows more
     assert all(r["more"]["agreement"] > 0.5 for r in made if r["name"] == "decode over peer")
+
+
+def test_tuning(tmp_path):
+    made = records(tmp_path, "tuning.py")
+    rows = [r for r in made if r["name"] == "tuned over"]
+    assert {r["params"]["over"] for r in rows} == {"exhaustive", "median", "default"}
+    assert {tuple(r["params"]["rows"]) for r in rows} == {(1,), (65,)}  # a phase each
+    assert all(set(r["samples"]) == {1.0} for r in rows if r["more"]["same"])
+    totals = {r["params"]["over"]: r["more"] for r in made if r["name"] == "tuned over, all"}
+    assert {n: t["goal"] for n, t in totals.items()} == {
+        "exhaustive": ">= 0.97", "median": ">= 1.15", "default": ">= 1"}
+    spent = {r["params"]["part"]: r for r in made if r["name"] == "halving's share of time"}
+    assert set(spent) == {"all", "gate and time", "build", "gate", "time"}
+    assert spent["all"]["more"]["goal"] == spent["gate and time"]["more"]["goal"] == "<= 0.25"
+    for mode in ("halving", "exhaustive"):
+        parts = [spent[p]["more"]["seconds"][mode] for p in ("build", "gate", "time")]
+        assert min(parts) > 0 and sum(parts) <= spent["all"]["more"]["seconds"][mode]
