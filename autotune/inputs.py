@@ -43,6 +43,7 @@ def _reduce(made: Made, rng: np.random.Generator) -> Made:
 # What integer operands mean, by op: without a rule here they cannot be made up.
 RULES: dict[str, Callable[[Made, np.random.Generator], Made]] = {
     "grouped_gate_up": _grouped,
+    "grouped_gate_up_fake_quant": _grouped,
     "grouped_down": _down,
     "expert_reduce": _reduce,
     "hyper_start": lambda made, rng: {},

@@ -39,7 +39,7 @@ from deepinfer.graph.make_model import MODELS
 from deepinfer.targets.base import load_target
 begin, cfg = time.perf_counter(), MODELS[sys.argv[1]]()
 with tempfile.TemporaryDirectory() as out:
-    compile_ops(cfg, Limits.for_model(cfg), load_target("cpu"), ["silu_mul"], Path(out),
+    compile_ops(cfg, Limits.for_model(cfg), load_target("cpu"), ["silu_mul_fake_quant"], Path(out),
                 binaries=False)
 print(json.dumps({"seconds": time.perf_counter() - begin}))
 """

@@ -33,7 +33,7 @@ def family_of(op: str) -> str:
 
 def format_of(op: str) -> str:
     """The weights' format of a linear."""
-    return next((f for f in FORMATS if op.endswith(f)), "fp4")
+    return next((f for f in FORMATS if f in op), "fp4")
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def node_flops(node: Node, step: Step, most: int | None = None) -> int:
     if name.startswith(("packed_linear", "grouped_", "expert_gate", "expert_down")) or (
             "linear" in name):
         outputs = attrs["m"] if "m" in attrs else None
-        if name.endswith("gate_up"):
+        if "gate_up" in name:
             return 4 * rows * (int(outputs) if outputs else dim("I")) * dim("C")
         if name.endswith("_down"):
             return 2 * rows * (int(outputs) if outputs else dim("C")) * dim("I")

@@ -76,7 +76,7 @@ def test_inputs_are_the_same_every_time_and_differ_between_problems(tasks):
     assert len(starts) == len(linears)
 
 
-@pytest.mark.parametrize("op", ["grouped_gate_up", "grouped_down"])
+@pytest.mark.parametrize("op", ["grouped_gate_up_fake_quant", "grouped_down"])
 def test_grouped_rows_are_a_permutation(tasks, op):
     task = next(t for t in tasks if t.problem.op == op)
     for sizes in task.points:

@@ -43,7 +43,8 @@ def test_ceilings(tmp_path):
 
 
 def test_kernels_of_each_family(tmp_path):
-    ops = ("packed_linear_fp8", "grouped_down", "window_attention", "index_topk", "silu_mul")
+    ops = ("packed_linear_fp8", "grouped_down", "window_attention", "index_topk",
+           "silu_mul_fake_quant")
     made = records(tmp_path, "kernels.py", "--op", *ops)
     kernels = [r for r in made if r["name"] == "kernel"]
     assert {r["params"]["op"] for r in kernels} == set(ops)

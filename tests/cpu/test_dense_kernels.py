@@ -11,7 +11,7 @@ import pytest
 
 from deepinfer.checkpoint import layouts
 from deepinfer.numerics.rope import rope_table
-from deepinfer.ops import embed, gemm, hyper, norm, packed, quant, rope
+from deepinfer.ops import embed, fused, gemm, hyper, norm, packed, quant, rope
 from deepinfer.targets.base import Kernel
 from tests.cpu.harness import Array, check, host_levels, run_kernel
 
@@ -99,6 +99,13 @@ def test_silu_mul_clamps(n: int) -> None:
 
 
 @ENDS
+def test_silu_mul_fake_quant(n: int) -> None:
+    gate, up = rows(n, 96), rows(n, 96, seed=5)
+    gate[0, 40] = np.nan
+    verify(fused.silu_mul_fake_quant, (gate, up), limit=10.0)
+
+
+@ENDS
 def test_rope(n: int) -> None:
     table = rope_table(64, np.float32([1.0, 0.3, 0.01, 0.002]))
     positions = rng(n).integers(0, 64, n).astype(np.int32)
@@ -160,6 +167,17 @@ def test_packed_linear_fp8_with_a_tile_of_padding() -> None:
     codes, sf = fp8_weight(40, 64)
     verify(packed.packed_linear_fp8, (rows(3, 64), layouts.tile16_e4m3(codes),
                                       layouts.tile16_e4m3_sf(sf)), m=40, out="f32")
+
+
+@pytest.mark.parametrize(("m", "groups"), [(32, 1), (96, 1), (192, 2), (384, 3), (256, 1)])
+def test_packed_linear_fp8_fake_quant(m: int, groups: int) -> None:
+    """Items of 2, 4 and 8 tiles; groups that hold a whole number of items, and that do not."""
+    codes, sf = fp8_weight(m, 64)
+    weight = layouts.tile16_e4m3(codes), layouts.tile16_e4m3_sf(sf)
+    for n in (0, 1, 99):  # 99: several blocks
+        x = rows(n, 64 * groups)
+        x[1:2, 7] = np.nan
+        verify(fused.packed_linear_fp8_fake_quant, (x, *weight), m=m, groups=groups)
 
 
 @ALL

@@ -12,7 +12,7 @@ import pytest
 from deepinfer.checkpoint.layouts import tile16_e2m1, tile16_e2m1_sf
 from deepinfer.ir.op import OPS, Op
 from deepinfer.numerics.formats import quantize_fp4_ue8m0, to_bf16
-from deepinfer.ops import draft, engram, moe, sample  # noqa: F401  declares the ops
+from deepinfer.ops import draft, engram, fused, moe, sample  # noqa: F401  declares the ops
 from deepinfer.targets.base import Kernel
 from tests.cpu.harness import bits, check, run_kernel
 
@@ -83,7 +83,7 @@ def test_group_rows(n: int) -> None:
     check(*use("group_rows"), (chosen(rng(n), n, 3, 6),), experts=6)
 
 
-@pytest.mark.parametrize(("n", "m"), [(0, 72), (70, 72)])
+@pytest.mark.parametrize(("n", "m"), [(0, 72), (70, 72), (70, 64)])
 def test_grouped_gate_up(n: int, m: int) -> None:
     g, experts, c, k = rng(n), 4, 64, 2
     idx = chosen(g, n, k, experts)
@@ -100,7 +100,25 @@ def test_grouped_gate_up(n: int, m: int) -> None:
         assert (bits(got) != bits(free)).mean() > 0.1
 
 
-@pytest.mark.parametrize(("n", "m"), [(0, 72), (70, 72)])
+@pytest.mark.parametrize("n", [0, 110])
+@pytest.mark.parametrize("m", [32, 96, 128])
+def test_grouped_gate_up_fake_quant(n: int, m: int) -> None:
+    """Two, six and eight tiles; 110 rows are several calls of an expert."""
+    g, experts, c, k = rng(n), 3, 32, 2
+    order, offsets = moe.group_rows(chosen(g, n, k, experts), experts=experts)
+    x = to_bf16(normal(g, n, c, scale=3))
+    weights = (*tiled(g, experts, m, c), *tiled(g, experts, m, c))
+    op, kernel = use("grouped_gate_up_fake_quant")
+    arrays = (x, *weights, order, offsets, np.abs(normal(g, n, k)))
+    check(op, kernel, arrays, symbolic="", m=m, limit=2.0)
+    if n:
+        plain = moe.grouped_gate_up(*arrays, m=m, limit=2.0)
+        assert (bits(plain) != bits(op.run(arrays, op.attrs({"m": m, "limit": 2.0}))[0])).any()
+        x[2, 5], arrays[-1][3] = np.nan, np.inf  # NaN blocks, and blocks of infinities
+        check(op, kernel, arrays, symbolic="", m=m, limit=2.0)
+
+
+@pytest.mark.parametrize(("n", "m"), [(0, 72), (70, 72), (70, 64)])
 def test_grouped_down(n: int, m: int) -> None:
     g, experts, width, k = rng(n), 4, 96, 2
     order, offsets = moe.group_rows(chosen(g, n, k, experts), experts=experts)

@@ -17,6 +17,7 @@ SIGNATURES = {
     "di_f32_to_bf16": "float->uint16_t",
     "di_e4m3_to_f32": "uint8_t->float",
     "di_f32_to_e4m3": "float->uint8_t",
+    "di_round_to_e4m3": "float->float",
     "di_ue8m0_to_f32": "uint8_t->float",
     "di_e2m1_to_f32": "uint8_t->float",
     "di_f32_to_e2m1": "float->uint8_t",
@@ -25,6 +26,7 @@ SIGNATURES = {
     "di_fp4_scale_ue8m0": "float->uint8_t",
     "di_fp4_scale_e4m3": "float->uint8_t",
     "di_quantize_fp8": "float,uint8_t->uint8_t",
+    "di_fake_quantize_fp8": "float,uint8_t->uint16_t",
     "di_quantize_fp4_ue8m0": "float,uint8_t->uint8_t",
     "di_quantize_fp4_e4m3": "float,uint8_t->uint8_t",
 }
@@ -80,6 +82,28 @@ def test_e4m3_in_c_equals_numpy(micro) -> None:
     assert nan.any() and (encoded[nan & np.signbit(x)] == 0xFF).all()
     assert (encoded[nan & ~np.signbit(x)] == 0x7F).all()
     assert ((encoded[~nan] & 0x7F) < 0x7F).all()
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_rounding_to_e4m3_without_a_code_equals_encoding_and_decoding(micro, flush) -> None:
+    x = np.concatenate([float_patterns(), ties(formats.decode_e4m3(BYTES[:127]))])
+    expected = formats.decode_e4m3(formats.encode_e4m3(x).view(np.uint8))
+    assert np.isnan(expected).any() and (np.abs(expected) == 448).any() and (expected == 0).any()
+    got = micro.call("di_round_to_e4m3", np.float32, x, flush=flush)
+    np.testing.assert_array_equal(bits(got), bits(expected))
+
+
+def test_fake_quantising_a_number_equals_its_code_decoded(micro) -> None:
+    """All scales that ``di_fp8_scale`` gives, the NaN scale among them, on every bf16."""
+    scales = np.unique(micro.call("di_fp8_scale", np.uint8, np.abs(formats.f32(ALL_BF16))))
+    assert scales[-1] == 255 and len(scales) > 100
+    x, scale = (np.ascontiguousarray(a).ravel() for a in np.broadcast_arrays(
+        formats.f32(ALL_BF16), scales[:, None]))
+    codes = micro.call("di_quantize_fp8", np.uint8, x, scale)
+    with np.errstate(all="ignore"):
+        value = formats.decode_e4m3(codes) * formats.decode_ue8m0(scale)
+    np.testing.assert_array_equal(micro.call("di_fake_quantize_fp8", np.uint16, x, scale),
+                                  formats.to_bf16(value).view(np.uint16))
 
 
 def test_ue8m0_and_e2m1_in_c_equal_numpy(micro) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deepinfer.passes.drop_dead import drop_dead
+from deepinfer.passes.fuse_fake_quant import fuse_fake_quant
 from deepinfer.passes.fuse_hyper_connection import fuse_hyper_connection
 from deepinfer.passes.fuse_norm_quant import fuse_norm_quant
 from deepinfer.passes.group_experts import group_experts
@@ -24,7 +25,8 @@ PASSES = (
          "after the fake quantisers were made, and before fuse_norm_quant takes their norms"),
     Pass("fuse_norm_quant", fuse_norm_quant, True, "after widening made the fake quantisers"),
     Pass("prepack_weights", prepack_weights, True,
-         "last rewrite of linears: from here on weights are in the tiles of the micro-kernels"),
+         "after what rewrites plain linears: from here on weights are in the micro-kernels' tiles"),
+    Pass("fuse_fake_quant", fuse_fake_quant, True, "after packing made the linears it fuses"),
     Pass("drop_dead", drop_dead, True, "quantisers whose codes nobody reads any more"),
 )
 
@@ -33,12 +35,13 @@ KERNELS = (
     "adjust_logits", "compress_pairs", "concat", "confidence", "draft_attention", "draft_logits",
     "embed", "engram_gate", "engram_gather", "engram_hash", "expert_reduce", "fake_quantize_fp4",
     "fake_quantize_fp8", "force_token", "gather_rows", "group_rows", "grouped_down",
-    "grouped_gate_up", "hyper_collapse", "hyper_enter", "hyper_expand", "hyper_gather",
-    "hyper_mean", "hyper_mix", "hyper_post", "hyper_post_enter", "hyper_start", "index_topk",
-    "index_topk_candidates", "index_topk_within", "kv_write", "logprobs", "norm_fake_quant",
-    "norm_quant", "packed_linear_bf16", "packed_linear_fp4", "packed_linear_fp8", "pending_write",
-    "quantize_fp4", "quantize_fp4_e4m3", "quantize_fp8", "recent_push", "recent_start", "rms_norm",
-    "rope", "route", "sample", "silu_mul", "sparse_attention", "take_step", "topk",
+    "grouped_gate_up", "grouped_gate_up_fake_quant", "hyper_collapse", "hyper_enter",
+    "hyper_expand", "hyper_gather", "hyper_mean", "hyper_mix", "hyper_post", "hyper_post_enter",
+    "hyper_start", "index_topk", "index_topk_candidates", "index_topk_within", "kv_write",
+    "logprobs", "norm_fake_quant", "norm_quant", "packed_linear_bf16", "packed_linear_fp4",
+    "packed_linear_fp8", "packed_linear_fp8_fake_quant", "pending_write", "quantize_fp4",
+    "quantize_fp4_e4m3", "quantize_fp8", "recent_push", "recent_start", "rms_norm", "rope", "route",
+    "sample", "silu_mul", "silu_mul_fake_quant", "sparse_attention", "take_step", "topk",
     "window_attention", "window_write",
 )
 

@@ -7,7 +7,7 @@ import tilelang.language as T
 
 from deepinfer.targets.base import Spec, grid
 from deepinfer.targets.cpu.dialect import LANES, bf16, call, const, f32
-from deepinfer.targets.cpu.kernels._macros import fake_quantize_row, norm_row, sum_squares
+from deepinfer.targets.cpu.kernels._macros import fake_quantize_fp8_row, norm_row, sum_squares
 
 
 def columns_of(C: int) -> tuple[int, ...]:
@@ -116,9 +116,8 @@ def mix_macro(spec: Spec, rows: int):
 
 
 @T.macro
-def enter_row(acc, lanes, code, codes, x, pre, w, u, u8, row, hc, C, columns, eps, block):
+def enter_row(acc, lanes, x, pre, w, u, u8, row, hc, C, columns, eps, block):
     """``hyper_collapse`` of one row, normed into ``u`` and fake quantised into ``u8``."""
     collapse_row(acc, x, pre, u, row, hc, C, columns)
     norm_row(lanes, u, row, w, u, row, C, eps)
-    fake_quantize_row(lanes, code, codes, u, row, u8, row, C, block,
-                      "di_fp8_scale", "di_quantize_fp8", "di_e4m3_to_f32")
+    fake_quantize_fp8_row(u, row, u8, row, C, block)

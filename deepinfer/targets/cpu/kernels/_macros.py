@@ -56,6 +56,42 @@ def fake_quantize_row(amax, code, codes, x, row, y, to, C, block, scale, quantiz
 
 
 @T.macro
+def fake_quantize_fp8_block(x, row, start, y, to, at, block):
+    """``fake_quantize_fp8`` of one block of x, from channel ``start`` of row ``row``, into row
+    ``to`` of y from channel ``at``; it may be the same place. Without codes: three times as fast
+    as ``fake_quantize_row``."""
+    amax = T.alloc_local((1,), "int32")  # the bits of it: a maximum that vectorises
+    code = T.alloc_local((1,), "uint8")
+    amax[0] = 0
+    for i in T.serial(block):
+        amax[0] = call("di_amax_bits", amax[0], f32(x[row, start + i]), type="int32")
+    largest = call("di_float_of_bits", T.cast(amax[0], "uint32"))
+    code[0] = call("di_fp8_scale", largest, type="uint8")
+    for i in T.serial(block):
+        y[to, at + i] = call("di_fake_quantize_fp8", f32(x[row, start + i]), code[0],
+                             type="uint16")
+
+
+@T.macro
+def fake_quantize_fp8_row(x, row, y, to, C, block):
+    """``fake_quantize_fp8`` of row ``row`` of x into row ``to`` of y."""
+    for g in T.serial(C // block):
+        fake_quantize_fp8_block(x, row, g * block, y, to, g * block, block)
+
+
+@T.macro
+def silu_mul_row(gate, up, y, row, I, limit):  # noqa: E741 -- the signature's name
+    """``silu_mul`` of one row; comparisons, so that a NaN stays one."""
+    for i in T.serial(I):
+        g = f32(gate[row, i])
+        v = f32(up[row, i])
+        g_low = T.if_then_else(g > const(limit), const(limit), g)
+        v_low = T.if_then_else(v > const(limit), const(limit), v)
+        v_fit = T.if_then_else(v_low < const(-limit), const(-limit), v_low)
+        y[row, i] = bf16(call("di_silu", g_low) * v_fit)
+
+
+@T.macro
 def quantize_fp8_row(amax, code, x, from_row, q, sf, row, C, block):
     """``quantize_fp8`` of row ``from_row`` of x into row ``row`` of q and sf."""
     for g in T.serial(C // block):

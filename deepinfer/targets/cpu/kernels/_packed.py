@@ -3,16 +3,20 @@
 import tilelang.language as T
 
 from deepinfer.targets.base import Spec, grid
+from deepinfer.targets.cpu.dialect import STORAGE, dims
+from deepinfer.targets.cpu.kernels._macros import TILE
 
 ITEMS = "B*split/tiles"
 FEW = 8  # tiles: too few to spread over the threads, so their rows are split
 
 
-def space(spec: Spec, rows: tuple[int, ...] = (96, 48)):
+def space(spec: Spec, rows: tuple[int, ...] = (96, 48), least: int = 1):
     """rows: of one GEMM call. tiles: of an item, in one call, which widens the rows once for all of
-    them. split: an item is one of so many ranges of the rows."""
+    them; never less than ``least``, a divisor of B. split: an item is one of so many ranges of the
+    rows."""
     B = spec.dims["B"]
-    tiles = tuple(t for t in (4, 2, 1, 8) if t == 1 or (B % t == 0 and B // t >= 2))
+    tiles = tuple(t for t in (4, 2, 1, 8)
+                  if t == least or (t > least and B % t == 0 and B // t >= 2))
     if B < FEW:
         return grid(rows=rows[:1], split=(1, 4), tiles=tiles[::-1])
     return grid(rows=rows, split=(1, 2), tiles=tiles)
@@ -36,3 +40,38 @@ def first_tile(item, B, spec: Spec):
     tiles = spec.schedule["tiles"]
     groups = B // tiles
     return (item if spec.schedule["split"] == 1 else T.truncmod(item, groups)) * tiles
+
+
+def linear_fp8(spec: Spec, out: str, least: int, store):
+    """The body of a linear with an fp8 weight: an item is tiles of 16 outputs, over a range of the
+    rows. ``store(y, acc, row, n, first, count)`` writes n rows of ``count`` tiles, a multiple of
+    ``least`` but where the rest is padding, from their fp32 sums ``acc[count * n * 16]``."""
+    N, K, B = dims(spec, "N", "K", "B")
+    m, groups = spec.attrs["m"], spec.attrs["groups"]
+    R, tiles = spec.schedule["rows"], spec.schedule["tiles"]
+    per_group = m // groups  # outputs; a multiple of the tile where there are several groups
+    # Tiles of one call read the same channels; the last one may be padding altogether.
+    run = tiles if groups == 1 or per_group // TILE % tiles == 0 else least
+
+    @T.prim_func
+    def body(x: T.Tensor((N, K * groups), "uint16"), w: T.Tensor((B, K // 2, 2 * TILE), "uint8"),
+             sf: T.Tensor((B, K // 32), "uint8"), y: T.Tensor((N, m), STORAGE[out]),
+             lo: T.int32, hi: T.int32):
+        with T.Kernel(hi - lo) as item:
+            first = first_tile(lo + item, B, spec)
+            acc = T.alloc_local((run * R * TILE,), "float32")
+            for block in T.serial(T.truncdiv(row_count(lo + item, N, B, spec) + R - 1, R)):
+                row = first_row(lo + item, N, B, spec) + block * R
+                n = T.min(R, row_count(lo + item, N, B, spec) - block * R)
+                for t in T.serial(tiles // run):
+                    b = first + t * run
+                    count = T.min(run, -(-m // TILE) - b)
+                    if count > 0:
+                        T.call_extern(
+                            "int32", "di_gemm_e4m3",
+                            T.access_ptr(x[row, b * TILE // per_group * K], "r"), K * groups,
+                            T.access_ptr(w[b, 0, 0], "r"), T.access_ptr(sf[b, 0], "r"), K, n,
+                            count, T.access_ptr(acc[0], "w"), 0)
+                        store(y, acc, row, n, b, count)
+
+    return body

@@ -4,7 +4,7 @@ import tilelang.language as T
 
 from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import dims
-from deepinfer.targets.cpu.kernels._macros import fake_quantize_row
+from deepinfer.targets.cpu.kernels._macros import fake_quantize_fp8_row
 
 
 @kernel("fake_quantize_fp8", items="N")
@@ -16,10 +16,6 @@ def fake_quantize_fp8(spec: Spec):
     def body(x: T.Tensor((N, C), "uint16"), y: T.Tensor((N, C), "uint16"),
              lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
-            amax = T.alloc_local((1,), "float32")
-            code = T.alloc_local((1,), "uint8")
-            codes = T.alloc_local((block,), "uint8")
-            fake_quantize_row(amax, code, codes, x, lo + item, y, lo + item, C, block,
-                              "di_fp8_scale", "di_quantize_fp8", "di_e4m3_to_f32")
+            fake_quantize_fp8_row(x, lo + item, y, lo + item, C, block)
 
     return body

@@ -4,12 +4,10 @@ import tilelang.language as T
 
 from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import bf16, call, dims
-from deepinfer.targets.cpu.kernels.grouped_gate_up import space
-
-COLUMNS = 16  # of a tile
+from deepinfer.targets.cpu.kernels._experts import COLUMNS, ITEMS, space
 
 
-@kernel("grouped_down", items="E*B/tiles", space=space)
+@kernel("grouped_down", items=ITEMS, space=space)
 def grouped_down(spec: Spec):
     Z, I, E, B = dims(spec, "Z", "I", "E", "B")
     m, tiles, rows = spec.attrs["m"], spec.schedule["tiles"], spec.schedule["rows"]

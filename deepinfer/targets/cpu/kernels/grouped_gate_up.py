@@ -2,69 +2,19 @@
 
 import tilelang.language as T
 
-from deepinfer.targets.base import Spec, grid, kernel
-from deepinfer.targets.cpu.dialect import bf16, call, const, dims, f32
-
-COLUMNS = 16  # of a tile
-
-
-def space(spec: Spec):
-    """tiles: of an item, in one GEMM call, which widens the rows once for all of them; items of all
-    experts come before the next tiles, so that every range of items spreads over the experts.
-    rows: of a GEMM call."""
-    B = spec.dims["B"]
-    tiles = tuple(t for t in (4, 2, 1, 8) if B % t == 0)
-    return grid(tiles=tiles, rows=(96,) if B < 8 else (96, 48))
+from deepinfer.targets.base import Spec, kernel
+from deepinfer.targets.cpu.dialect import bf16
+from deepinfer.targets.cpu.kernels._experts import COLUMNS, ITEMS, gate_up, space
 
 
-@kernel("grouped_gate_up", items="E*B/tiles", space=space)
+@kernel("grouped_gate_up", items=ITEMS, space=space)
 def grouped_gate_up(spec: Spec):
-    N, K, C, E, B = dims(spec, "N", "K", "C", "E", "B")
-    m, tiles, rows = spec.attrs["m"], spec.schedule["tiles"], spec.schedule["rows"]
-    limit, floor = const(spec.attrs["limit"]), const(-spec.attrs["limit"])
+    m = spec.attrs["m"]
 
-    @T.prim_func
-    def body(x: T.Tensor((N, C), "uint16"), w1: T.Tensor((E, B, C // 2, COLUMNS), "uint8"),
-             s1: T.Tensor((E, B, C // 32, COLUMNS), "uint8"),
-             w3: T.Tensor((E, B, C // 2, COLUMNS), "uint8"),
-             s3: T.Tensor((E, B, C // 32, COLUMNS), "uint8"), order: T.Tensor((N * K,), "int32"),
-             offsets: T.Tensor((E + 1,), "int32"), weight: T.Tensor((N, K), "float32"),
-             a: T.Tensor((N * K, m), "uint16"), lo: T.int32, hi: T.int32):
-        with T.Kernel(hi - lo) as item:
-            e = T.alloc_var("int32")
-            b = T.alloc_var("int32")
-            e = T.truncmod(lo + item, E)
-            b = T.truncdiv(lo + item, E) * tiles
-            token = T.alloc_local((rows,), "int32")
-            gate = T.alloc_local((tiles * rows * COLUMNS,), "float32")
-            up = T.alloc_local((tiles * rows * COLUMNS,), "float32")
-            first = T.alloc_var("int32")
-            first = offsets[e]
-            while first < offsets[e + 1]:
-                count = T.min(rows, offsets[e + 1] - first)
-                for i in T.serial(count):
-                    token[i] = T.truncdiv(order[first + i], K)
-                T.evaluate(call("di_gemm_e2m1_rows", T.access_ptr(x[0, 0], "r"), C,
-                                T.access_ptr(token[0], "r"), T.access_ptr(w1[e, b, 0, 0], "r"),
-                                T.access_ptr(s1[e, b, 0, 0], "r"), C, count,
-                                tiles, T.access_ptr(gate[0], "w"), 0, type="int32"))
-                T.evaluate(call("di_gemm_e2m1_rows", T.access_ptr(x[0, 0], "r"), C,
-                                T.access_ptr(token[0], "r"), T.access_ptr(w3[e, b, 0, 0], "r"),
-                                T.access_ptr(s3[e, b, 0, 0], "r"), C, count,
-                                tiles, T.access_ptr(up[0], "w"), 0, type="int32"))
-                for t, i in T.grid(tiles, count):
-                    row = order[first + i]
-                    share = weight[token[i], row - token[i] * K]
-                    at = (t * count + i) * COLUMNS
-                    for c in T.serial(COLUMNS):
-                        g = f32(bf16(gate[at + c]))
-                        v = f32(bf16(up[at + c]))
-                        g_low = T.if_then_else(g > limit, limit, g)
-                        v_low = T.if_then_else(v > limit, limit, v)
-                        v_fit = T.if_then_else(v_low < floor, floor, v_low)
-                        gate[at + c] = share * (call("di_silu", g_low) * v_fit)
-                    for c in T.serial(T.min(COLUMNS, m - (b + t) * COLUMNS)):
-                        a[row, (b + t) * COLUMNS + c] = bf16(gate[at + c])
-                first = first + count
+    @T.macro
+    def store(a, acc, row, first, at, stride, tiles):
+        for t in T.serial(tiles):
+            for c in T.serial(T.min(COLUMNS, m - (first + t) * COLUMNS)):
+                a[row, (first + t) * COLUMNS + c] = bf16(acc[at + t * stride + c])
 
-    return body
+    return gate_up(spec, store)

@@ -26,11 +26,9 @@ def hyper_enter(spec: Spec):
             count = T.min(rows, N - first)
             acc = T.alloc_local((columns,), "float32")
             lanes = T.alloc_local((LANES,), "float32")
-            code = T.alloc_local((1,), "uint8")
-            codes = T.alloc_local((block,), "uint8")
             mix(x, first, count, fn, base, scale, next_pre, post, comb)
             for r in T.serial(count):
-                enter_row(acc, lanes, code, codes, x, pre, w, u, u8, first + r, hc, C, columns,
+                enter_row(acc, lanes, x, pre, w, u, u8, first + r, hc, C, columns,
                           eps, block)
 
     return body

@@ -28,13 +28,11 @@ def hyper_post_enter(spec: Spec):
             count = T.min(rows, N - first)
             acc = T.alloc_local((columns,), "float32")
             lanes = T.alloc_local((LANES,), "float32")
-            code = T.alloc_local((1,), "uint8")
-            codes = T.alloc_local((block,), "uint8")
             for r in T.serial(count):
                 post_row(acc, y, x, post, comb, streams, first + r, hc, C, columns)
             mix(streams, first, count, fn, base, scale, next_pre, next_post, next_comb)
             for r in T.serial(count):
-                enter_row(acc, lanes, code, codes, streams, pre, w, u, u8, first + r, hc, C,
+                enter_row(acc, lanes, streams, pre, w, u, u8, first + r, hc, C,
                           columns, eps, block)
 
     return body

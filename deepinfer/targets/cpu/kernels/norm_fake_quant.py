@@ -4,7 +4,7 @@ import tilelang.language as T
 
 from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import LANES, dims
-from deepinfer.targets.cpu.kernels._macros import fake_quantize_row, norm_row
+from deepinfer.targets.cpu.kernels._macros import fake_quantize_fp8_row, norm_row
 
 
 @kernel("norm_fake_quant", items="N")
@@ -17,10 +17,7 @@ def norm_fake_quant(spec: Spec):
              y: T.Tensor((N, C), "uint16"), lo: T.int32, hi: T.int32):
         with T.Kernel(hi - lo) as item:
             acc = T.alloc_local((LANES,), "float32")
-            code = T.alloc_local((1,), "uint8")
-            codes = T.alloc_local((block,), "uint8")
             norm_row(acc, x, lo + item, w, y, lo + item, C, eps)
-            fake_quantize_row(acc, code, codes, y, lo + item, y, lo + item, C, block,
-                              "di_fp8_scale", "di_quantize_fp8", "di_e4m3_to_f32")
+            fake_quantize_fp8_row(y, lo + item, y, lo + item, C, block)
 
     return body

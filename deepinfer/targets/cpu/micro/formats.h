@@ -43,6 +43,18 @@ DI_INLINE uint8_t di_f32_to_e4m3(float x) {
   return (uint8_t)(code | ((bits >> 24) & 0x80u));
 }
 
+// di_e4m3_to_f32(di_f32_to_e4m3(x)) without the code in between: no bytes to pack and unpack.
+DI_INLINE float di_round_to_e4m3(float x) {
+  uint32_t bits = di_bits_of_float(x);
+  uint32_t size = bits & 0x7FFFFFFFu;
+  uint32_t limited = size > 0x43E00000u ? 0x43E00000u : size;
+  uint32_t normal = (limited + 0x7FFFFu + ((limited >> 20) & 1u)) & 0xFFF00000u;
+  uint32_t denormal = di_bits_of_float((di_float_of_bits(limited) + 16384.0f) - 16384.0f);
+  uint32_t value = limited < 0x3C800000u ? denormal : normal;
+  value = size > 0x7F800000u ? 0x7FC00000u : value;
+  return di_float_of_bits(value | (bits & 0x80000000u));
+}
+
 // ---- ue8m0: 2^(code - 127), 255 is NaN
 
 DI_INLINE float di_ue8m0_to_f32(uint8_t code) {
@@ -118,6 +130,12 @@ DI_INLINE uint8_t di_fp4_scale_e4m3(float amax) {
 DI_INLINE uint8_t di_quantize_fp8(float x, uint8_t scale) {
   uint8_t code = di_f32_to_e4m3(x * di_ue8m0_inverse(scale));
   return scale == 255 ? (uint8_t)0x7F : code;
+}
+
+// What the code of di_quantize_fp8 stands for, as bf16 (exact: four bits times a power of two).
+DI_INLINE uint16_t di_fake_quantize_fp8(float x, uint8_t scale) {
+  float value = di_round_to_e4m3(x * di_ue8m0_inverse(scale)) * di_ue8m0_to_f32(scale);
+  return scale == 255 ? (uint16_t)0x7FC0u : (uint16_t)(di_bits_of_float(value) >> 16);
 }
 
 DI_INLINE uint8_t di_quantize_fp4_ue8m0(float x, uint8_t scale) {

@@ -1,0 +1,22 @@
+"""silu_mul_fake_quant on cpu: an item is a row; the product stays in the cache."""
+
+import tilelang.language as T
+
+from deepinfer.targets.base import Spec, kernel
+from deepinfer.targets.cpu.dialect import dims
+from deepinfer.targets.cpu.kernels._macros import fake_quantize_fp8_row, silu_mul_row
+
+
+@kernel("silu_mul_fake_quant", items="N")
+def silu_mul_fake_quant(spec: Spec):
+    N, I = dims(spec, "N", "I")  # noqa: E741 -- the signature's name
+    limit, block = spec.attrs["limit"], spec.attrs["block"]
+
+    @T.prim_func
+    def body(gate: T.Tensor((N, I), "uint16"), up: T.Tensor((N, I), "uint16"),
+             y: T.Tensor((N, I), "uint16"), lo: T.int32, hi: T.int32):
+        with T.Kernel(hi - lo) as item:
+            silu_mul_row(gate, up, y, lo + item, I, limit)
+            fake_quantize_fp8_row(y, lo + item, y, lo + item, I, block)
+
+    return body
