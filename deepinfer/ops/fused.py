@@ -52,7 +52,8 @@ def packed_linear_fp8_fake_quant(x: Array, w: Array, sf: Array, *, m: int, group
     Order: that of ``packed_linear_fp8``; its bf16 rows are what is quantised.
     Source: spec §2.4 "wo_a", §6.3 "act fp8".
     """
-    return fake_quantize_fp8(packed_linear_fp8(x, w, sf, m=m, groups=groups), block=block)
+    y: Array = fake_quantize_fp8(packed_linear_fp8(x, w, sf, m=m, groups=groups), block=block)
+    return y
 
 
 @op("gate:bf16[N,I], up:bf16[N,I] -> y:bf16[N,I]", order=SILU_FP8)
@@ -63,7 +64,8 @@ def silu_mul_fake_quant(gate: Array, up: Array, *, limit: float, block: int = 32
         gate, up, limit: as ``silu_mul``. block: elements per scale.
     Source: spec §2.9, §6.3 "act fp8".
     """
-    return fake_quantize_fp8(silu_mul(gate, up, limit=limit), block=block)
+    y: Array = fake_quantize_fp8(silu_mul(gate, up, limit=limit), block=block)
+    return y
 
 
 @op("x:bf16[N,C], w1:e2m1[E,B,C/2,32], s1:ue8m0[E,B,C/32,16], w3:e2m1[E,B,C/2,32], "
@@ -81,4 +83,5 @@ def grouped_gate_up_fake_quant(x: Array, w1: Array, s1: Array, w3: Array, s3: Ar
     Source: spec §2.9, §6.3 "act fp8".
     """
     rows = grouped_gate_up(x, w1, s1, w3, s3, order, offsets, weight, m=m, limit=limit)
-    return fake_quantize_fp8(rows, block=block)
+    y: Array = fake_quantize_fp8(rows, block=block)
+    return y

@@ -58,6 +58,6 @@ def _fits(maker: Node, reader: Node) -> bool:
     if reader.op is not fake_quantize_fp8 or reader.attrs.block != BLOCK:
         return False
     if maker.op is packed_linear_fp8:
-        return (maker.attrs.out == "bf16" and maker.attrs.m % maker.attrs.groups == 0
-                and maker.attrs.m // maker.attrs.groups % BLOCK == 0)
+        return bool(maker.attrs.out == "bf16" and maker.attrs.m % maker.attrs.groups == 0
+                    and maker.attrs.m // maker.attrs.groups % BLOCK == 0)
     return maker.op is silu_mul or bool(maker.attrs.m % BLOCK == 0)
