@@ -108,14 +108,14 @@ def test_grouped_gate_up_fake_quant(n: int, m: int) -> None:
     order, offsets = moe.group_rows(chosen(g, n, k, experts), experts=experts)
     x = to_bf16(normal(g, n, c, scale=3))
     weights = (*tiled(g, experts, m, c), *tiled(g, experts, m, c))
-    op, kernel = use("grouped_gate_up_fake_quant")
+    op, _ = use("grouped_gate_up_fake_quant")
     arrays = (x, *weights, order, offsets, np.abs(normal(g, n, k)))
-    check(op, kernel, arrays, symbolic="", m=m, limit=2.0)
+    check(*use("grouped_gate_up_fake_quant"), arrays, symbolic="", m=m, limit=2.0)
     if n:
         plain = moe.grouped_gate_up(*arrays, m=m, limit=2.0)
         assert (bits(plain) != bits(op.run(arrays, op.attrs({"m": m, "limit": 2.0}))[0])).any()
         x[2, 5], arrays[-1][3] = np.nan, np.inf  # NaN blocks, and blocks of infinities
-        check(op, kernel, arrays, symbolic="", m=m, limit=2.0)
+        check(*use("grouped_gate_up_fake_quant"), arrays, symbolic="", m=m, limit=2.0)
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 72), (70, 72), (70, 64)])
