@@ -28,6 +28,8 @@ def read_log(file: Path) -> dict[str, Any]:
         last = max(of_stage, key=lambda e: e["step"])
         found[f"{stage}_steps"], found[f"{stage}_minutes"] = last["step"], _short(last["minutes"])
         found[f"{stage}_tokens"] = last["tokens"]
+    written = {e["name"]: e["minutes"] for e in entries if e["stage"] == "own text"}
+    found["own_text_minutes"] = _short(sum(written.values()))
     calibrations = [e for e in entries if e["stage"] == "calibration"]
     found["calibration"] = {k: _short(v) for k, v in calibrations[-1].items() if k != "stage"}
     return found

@@ -1,19 +1,36 @@
 """Losses and calibration of the DSpark draft on a frozen target. Source: spec §5.2, §5.3, §5.5."""
 
+from dataclasses import dataclass
+
 import torch
 from model import Model
 from torch import Tensor, nn
 
-ANCHORS = 96  # draft blocks per text: they cost little beside the target's pass
+ANCHORS = 160  # draft blocks per row
+SETTLED = 0.01  # of ECE, that a temperature must gain over 1 to be worth it
 DECAY = 0.8  # weight of draft position k is DECAY^k: a late draft only counts if the earlier hold
 
 
-def draft_blocks(model: Model, tokens: Tensor, generator: torch.Generator
+def some_anchors(batch: int, length: int, block: int, own: int, generator: torch.Generator
+                 ) -> Tensor:
+    """Random positions [batch, A] in rows of `length` tokens: of those from `own` on as many as
+    there are, then others."""
+    end = length - block + 1
+    count = min(ANCHORS, end - 1)
+    late = own + torch.stack([torch.randperm(end - own, generator=generator)
+                              for _ in range(batch)])[:, :count]
+    early = 1 + torch.stack([torch.randperm(own - 1, generator=generator)
+                             for _ in range(batch)])[:, :count - late.shape[1]]
+    return torch.cat((late, early), 1)
+
+
+def draft_blocks(model: Model, tokens: Tensor, anchor: Tensor
                  ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Teacher-forced drafts at random anchors of each text.
+    """Teacher-forced drafts.
 
     Args:
-        tokens: int64 [B, T + 1].
+        tokens: int64 [B, T + 1]. anchor: int64 [B, A], positions of the tokens that begin a block;
+            all before them is committed.
 
     Returns: draft logits [B, A, block, V], the target's logits for the same tokens, confidence
         logits [B, A, block], and the true tokens [B, A, block].
@@ -22,10 +39,7 @@ def draft_blocks(model: Model, tokens: Tensor, generator: torch.Generator
     with torch.no_grad():
         h, taps, _ = model(tokens[:, :-1])
     batch, length = tokens.shape[0], tokens.shape[1] - 1
-    count = min(ANCHORS, length - block)
-    # The anchor is the token at `anchor`; everything before it is committed.
-    anchor = torch.stack([torch.randperm(length - block, generator=generator)[:count] + 1
-                          for _ in range(batch)])
+    count = anchor.shape[1]
     offsets = torch.arange(block)
     positions = (anchor.unsqueeze(-1) + offsets).flatten(1)
     rows = torch.arange(batch).unsqueeze(-1)
@@ -48,15 +62,16 @@ def draft_blocks(model: Model, tokens: Tensor, generator: torch.Generator
     return logits, judged, draft.confidences(hidden.detach(), e.detach()), truth
 
 
-def draft_loss(model: Model, tokens: Tensor, step: int) -> tuple[Tensor, dict[str, float]]:
-    """Distil the target's distributions.
+def draft_loss(model: Model, tokens: Tensor, step: int, own: int
+               ) -> tuple[Tensor, dict[str, float]]:
+    """Distil the target's distributions. From position `own` on the rows are the target's text.
 
     Confidence learns 1 - ½·|p_draft - p_target|₁ at temperature 0, where it is measured and
     calibrated: whether both pick the same token.
     """
-    logits, judged, confidence, _ = draft_blocks(model, tokens,
-                                                 torch.Generator().manual_seed(step))
-    block = logits.shape[-2]
+    block = model.cfg.dspark_block_size
+    logits, judged, confidence, _ = draft_blocks(model, tokens, some_anchors(
+        len(tokens), tokens.shape[1] - 1, block, own, torch.Generator().manual_seed(step)))
     weight = DECAY ** torch.arange(block)
     weight = weight / weight.sum()
     p_target = judged.softmax(-1)
@@ -90,16 +105,43 @@ def calibration_errors(sure: Tensor, accepted: Tensor) -> list[float]:
     return [calibration_error(sure[:, k], accepted[:, k]) for k in range(sure.shape[1])]
 
 
-@torch.no_grad()
-def judge_drafts(model: Model, batches: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Confidence logits of greedy drafts, and whether each and all before it are accepted."""
-    sure, agreed = [], []
-    for number, tokens in enumerate(batches):
-        logits, judged, confidence, _ = draft_blocks(model, tokens,
-                                                     torch.Generator().manual_seed(number))
-        agreed.append((logits.argmax(-1) == judged.argmax(-1)).float().flatten(0, 1))
-        sure.append(confidence.flatten(0, 1))
-    return torch.cat(sure), torch.cat(agreed).cumprod(-1)
+@dataclass
+class Judged:
+    """The rounds of greedy drafts in a text, and what became of them.
+
+    Args:
+        logit: of the confidences, before temperatures, [N, block].
+        agreed: whether draft and target pick the same token, bool [N, block].
+    """
+
+    logit: Tensor
+    agreed: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(model: Model, rows: Tensor, own: int) -> "Judged":
+        """Of rows [N, T + 1] that the target itself wrote from position `own` on.
+
+        A round begins behind the last token of the one before, so where drafts fail there are
+        more of them than elsewhere.
+        """
+        parts = []
+        anchors = torch.arange(own, rows.shape[1] - model.cfg.dspark_block_size)
+        for tokens in rows.split(4):
+            logits, judged, logit, _ = draft_blocks(model, tokens, anchors.expand(len(tokens), -1))
+            agreed = logits.argmax(-1) == judged.argmax(-1)
+            visited = torch.zeros(agreed.shape[:2], dtype=torch.bool)
+            for row, accepted in enumerate(agreed.long().cumprod(-1).sum(-1).tolist()):
+                at = 0
+                while at < len(accepted):
+                    visited[row, at] = True
+                    at += 1 + accepted[at]
+            parts.append((logit[visited], agreed[visited]))
+        return Judged(*map(torch.cat, zip(*parts, strict=True)))
+
+    def accepted(self) -> Tensor:
+        """Whether a draft and all before it are accepted, fp32 [N, block]."""
+        return self.agreed.cumprod(-1).float()
 
 
 def survival(logit: Tensor, temperatures: list[float] | None = None) -> Tensor:
@@ -109,31 +151,38 @@ def survival(logit: Tensor, temperatures: list[float] | None = None) -> Tensor:
     return logit.sigmoid().cumprod(-1)
 
 
-def fit_temperatures(logit: Tensor, accepted: Tensor) -> list[float]:
-    """One temperature per draft position: least ECE of the product, left to right."""
+def fit_temperatures(judged: Judged) -> list[float]:
+    """One temperature per draft position: least ECE of the product, left to right; 1 where no
+    other is clearly better."""
     temperatures: list[float] = []
+    logit, accepted = judged.logit, judged.accepted()
     before = torch.ones(len(logit))
     grid = torch.logspace(-0.7, 0.7, 61)
     for k in range(logit.shape[1]):
         errors = [calibration_error(before * (logit[:, k] / t).sigmoid(), accepted[:, k])
-                  for t in grid]
-        best = grid[min(range(len(grid)), key=errors.__getitem__)]
+                  for t in (1.0, *grid)]
+        least = min(range(len(errors)), key=errors.__getitem__)
+        best = grid[least - 1] if errors[least] < errors[0] - SETTLED else 1.0
         temperatures.append(float(best))
         before = before * (logit[:, k] / best).sigmoid()
     return temperatures
 
 
-def calibrate(model: Model, fit: list[Tensor], check: list[Tensor]
+def calibrate(model: Model, fit: Tensor, check: Tensor, own: int
               ) -> tuple[list[float], dict[str, float]]:
-    """Temperatures for the confidences, fitted on one part of the held-out text.
+    """Temperatures of the confidences, fitted on one part of the held-out text.
+
+    Args:
+        fit, check: rows that the target wrote from position `own` on, behind held-out prompts.
 
     Returns: the temperatures, and on the other part: the ECE of each position before and after,
         and the drafts accepted in a row.
     """
-    temperatures = fit_temperatures(*judge_drafts(model, fit))
-    logit, accepted = judge_drafts(model, check)
-    before = calibration_errors(survival(logit), accepted)
-    after = calibration_errors(survival(logit, temperatures), accepted)
+    temperatures = fit_temperatures(Judged.of(model, fit, own))
+    other = Judged.of(model, check, own)
+    accepted = other.accepted()
+    before = calibration_errors(survival(other.logit), accepted)
+    after = calibration_errors(survival(other.logit, temperatures), accepted)
     return temperatures, {
         "ece_before": max(before), "ece_after": max(after),
         **{f"ece_before_{k + 1}": error for k, error in enumerate(before)},

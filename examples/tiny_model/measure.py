@@ -96,13 +96,27 @@ class Measured:
         return copying(self.module, self.data.documents)
 
     def _texts(self) -> list[list[int]]:
+        """Beginnings of files that neither training nor calibration saw."""
         documents = encode_files(self.tokenizer, held_out(read_corpus(), half=1))
         return prompts(documents[:self.files], self.prompts)
 
+    def _chats(self, count: int) -> list[list[int]]:
+        asked = (chats.prompt(chats.KINDS[i % 4], random.Random(f"drafts {i}"))[0]
+                 for i in range(count))
+        return [self.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in asked]
+
     def drafts(self) -> Figures:
-        """Real speculation on files that neither training nor calibration saw."""
-        found = speculate(self.path, self._texts(), self.threads)
-        return found | {"along_the_text": drafts(self.module, self.data.documents)}
+        """Real speculation on the two kinds of text of the corpus, one chat to two files, whose
+        answers are shorter: about as in training. And on each kind alone."""
+        files = self._texts()
+        asked = self._chats(len(files) // 2)
+        alone = {kind: speculate(self.path, texts, self.threads)
+                 for kind, texts in (("files", files), ("chats", asked))}
+        found = speculate(self.path, files + asked, self.threads)
+        return found | {
+            "alone": {kind: {k: row[k] for k in ("tokens_per_step", "prompts", "tokens", "ece")}
+                      for kind, row in alone.items()},
+            "along_the_text": drafts(self.module, self.data.documents)}
 
     def stages(self) -> Figures:
         """Tokens per step without each stage of the draft, on a part of the same texts."""

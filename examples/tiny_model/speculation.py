@@ -33,18 +33,16 @@ class Rounds:
     """
 
     def __init__(self, llm: LLM) -> None:
-        self.confidences: dict[str, list[np.ndarray]] = {}
+        self.confidences: dict[str, list[list[float]]] = {}
         self.outcomes: dict[str, list[tuple[int, int]]] = {}
-        executor = llm.engine.executor
-        draft = executor.draft
+        policy = llm.engine.policy
+        observe = policy.observe
 
-        def watched(step, committed, drafting, masks=None, *, own_noise=False):
-            made = draft(step, committed, drafting, masks, own_noise=own_noise)
-            for request, sure in zip(drafting, made.confidences, strict=True):
-                self.confidences.setdefault(request.request_id, []).append(sure)
-            return made
+        def watched(name, drafts, confidences=None):
+            self.confidences.setdefault(name, []).append(confidences)
+            observe(name, drafts, confidences)
 
-        executor.draft = watched
+        policy.observe = watched
         llm.engine.on_step = self._step
 
     def _step(self, record) -> None:
@@ -63,9 +61,10 @@ class Rounds:
                 torch.from_numpy(np.array(accepted)).float())
 
 
-def open_llm(model: Path, threads: int) -> LLM:
+def open_llm(model: Path, threads: int, **settings: Any) -> LLM:
     """The model with the Program that `deepinfer run` uses."""
-    return LLM(model, program=compile(model), max_num_seqs=16, num_threads=threads, progress=False)
+    return LLM(model, program=compile(model), num_threads=threads, progress=False,
+               **{"max_num_seqs": 16} | settings)
 
 
 def speculate(model: Path, texts: list[list[int]], threads: int) -> dict[str, Any]:
@@ -82,7 +81,8 @@ def speculate(model: Path, texts: list[list[int]], threads: int) -> dict[str, An
         sure, accepted = rounds.whole(int(llm.engine.facts["block"]))
     distinct = [len(set(o.token_ids)) / len(o.token_ids) for o in outputs]
     return {"tokens_per_step": accepts.length, "accepted": accepts.rates, "rounds": accepts.rounds,
-            "prompts": len(texts), "ece": calibration_errors(sure, accepted),
+            "prompts": len(texts), "tokens": sum(len(o.token_ids) for o in outputs),
+            "ece": calibration_errors(sure, accepted),
             "distinct_tokens": float(np.mean(distinct))}
 
 

@@ -1,6 +1,6 @@
 """Train `v41-tiny`: the target with quantisation-aware forward, then the draft, then export.
 
-    python examples/tiny_model/train.py --out RUN          # about 75 minutes on 2 cores
+    python examples/tiny_model/train.py --out RUN          # 75 minutes on 2 cores
     python examples/tiny_model/train.py --out RUN          # the same command resumes; after the
                                                            # end it calibrates and exports again
     python examples/tiny_model/train.py --out RUN --smoke  # every stage in under 2 minutes
@@ -10,12 +10,16 @@ import argparse
 import json
 import math
 import random
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import own_text
 import torch
+from bigrams import set_bigrams
 from chats import KINDS, chat
 from circuits import set_circuits
 from config import SMOKE, TRAINED, make_config
@@ -31,7 +35,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 INDEX_LOSS = 0.1  # the indexer's parameters get gradients from nothing else
-QUANTISE = 0.4  # progress from which the target's forward pass is quantised; before, it is faster
+QUANTISE = 0.4  # progress from which the forward pass is quantised; before, it is faster
 
 
 @dataclass
@@ -43,7 +47,12 @@ class Plan:
     target_steps: int = 6000
     target_minutes: float = 56
     draft_steps: int = 2400
-    draft_minutes: float = 18
+    draft_minutes: float = 15.5
+    own_rows: int = 2400  # that the target writes, to train the draft
+    own_tokens: int = 96
+    own_held_out: tuple[int, int] = (256, 256)  # such rows to calibrate it, and to check that
+    own_held_out_tokens: int = 48
+    prompt: int = 160  # tokens before each of them
     tokens: int = 1024  # per step; one row per process if a row is longer
     lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.3, 512), (0.9, 1024))
     files: int | None = None  # of the corpus; None: all
@@ -51,7 +60,8 @@ class Plan:
 
 
 SMOKE_PLAN = Plan(target_steps=24, target_minutes=0.6, draft_steps=12, draft_minutes=0.3,
-                  tokens=256, lengths=((0.0, 64), (0.7, 128)), files=12, save_seconds=2)
+                  tokens=256, lengths=((0.0, 64), (0.7, 128)), own_rows=32, own_tokens=32,
+                  own_held_out=(8, 8), own_held_out_tokens=16, prompt=64, files=12, save_seconds=2)
 
 
 class Run:
@@ -174,10 +184,11 @@ def stages(run: Run, plan: Plan, model: Model, tokenizer: Tokenizer, texts: dict
     team.rank = rank
     documents = encode_files(tokenizer, [t for n, t in texts.items() if not is_held_out(n)])
     batches = Batches(documents, tokenizer, seed)
+    per_process = plan.tokens // team.size
 
     def batch(step: int, progress: float) -> Tensor:
         length = [n for start, n in plan.lengths if progress >= start][-1]
-        rows = max(1, plan.tokens // length // team.size)
+        rows = max(1, per_process // length)
         copies = 0.1 if progress < 0.5 else 0.03
         return torch.from_numpy(batches(step, rows, length, copies)).long()
 
@@ -189,25 +200,60 @@ def stages(run: Run, plan: Plan, model: Model, tokenizer: Tokenizer, texts: dict
         for _, p in of_target:
             p.requires_grad_(False)
         model.eval()  # the target is frozen and no longer balanced
+        if rank == 0:
+            if "draft" not in run.state:
+                set_bigrams(model.draft, documents)
+            own_text_of_training(run, model, tokenizer, batches)
+        team.wait()  # from here on the file is there
+        own = own_text_of_training(run, model, tokenizer, batches)
+        rows = max(1, per_process // own.shape[1] // 2)
+
+        def own_batch(step: int, _: float) -> Tensor:
+            return own[torch.arange(step * rows, (step + 1) * rows) % len(own)]
+
         model.draft.train()
         of_draft = [(n, p) for n, p in model.named_parameters() if n.startswith("draft.")]
         train_stage(run, "draft", model, team, of_draft, plan.draft_steps, plan.draft_minutes,
-                    lambda step, progress: batch(10**6 + step, 0.7),
-                    lambda tokens, step: draft_loss(model, tokens, step * team.size + team.rank))
+                    own_batch,
+                    lambda tokens, step: draft_loss(model, tokens, step * team.size + team.rank,
+                                                    plan.prompt),
+                    quantise=QUANTISE)
         model.eval()
     except BaseException:
         team.abort()
         raise
 
 
-def calibration_batches(plan: Plan, texts: dict[str, str], tokenizer: Tokenizer, seed: int,
-                        half: int, count: int) -> list[Tensor]:
-    """Batches of one half of the held-out files, with chats among them."""
-    chosen = held_out(texts, half) or list(texts.values())[:1]
-    length = plan.lengths[1][1]
-    batches = Batches(encode_files(tokenizer, chosen), tokenizer, seed + 1 + half)
-    return [torch.from_numpy(batches(i, plan.tokens // length, length)).long()
-            for i in range(count)]
+def own_rows(run: Run, model: Model, tokenizer: Tokenizer, name: str, prompts: list[np.ndarray],
+             tokens: int) -> list[Tensor]:
+    """What the target writes behind each array of prompts; written once a run."""
+    file = run.out / f"{name}.npz"
+    if not file.exists():
+        target, before = run.out / "target", resource.getrusage(resource.RUSAGE_CHILDREN)
+        export(model, tokenizer, target, [1.0] * model.cfg.dspark_block_size)
+        threads = own_text.write(target, prompts, tokens, file)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run.log(stage="own text", name=name, tokens=sum(map(len, prompts)) * tokens,
+                minutes=(after.ru_utime - before.ru_utime) / 60 / threads)
+    with np.load(file) as found:
+        return [torch.from_numpy(found[key]).long() for key in found]
+
+
+def own_text_of_training(run: Run, model: Model, tokenizer: Tokenizer, batches: Batches) -> Tensor:
+    plan = run.plan
+    return own_rows(run, model, tokenizer, "own_text",
+                    [batches(2 * 10**6, plan.own_rows, plan.prompt - 1)], plan.own_tokens)[0]
+
+
+def own_text_held_out(run: Run, model: Model, tokenizer: Tokenizer, texts: dict[str, str],
+                      seed: int) -> list[Tensor]:
+    """Behind prompts of both halves of the held-out files, with chats among them."""
+    plan, prompts = run.plan, []
+    for half, count in enumerate(plan.own_held_out):
+        chosen = held_out(texts, half) or list(texts.values())[:1]
+        batches = Batches(encode_files(tokenizer, chosen), tokenizer, seed + 1)
+        prompts.append(batches(half, count, plan.prompt - 1))
+    return own_rows(run, model, tokenizer, "own_text_held_out", prompts, plan.own_held_out_tokens)
 
 
 def main() -> None:
@@ -215,7 +261,7 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--minutes", type=float, help="of both training stages; default 74")
+    parser.add_argument("--minutes", type=float, help="of both training stages; default 71.5")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -235,10 +281,10 @@ def main() -> None:
     stages(run, plan, model, tokenizer, texts, team, 0, args.seed)
     for process in others:
         process.join()
-    model.precision.bf16 = model.precision.tiled = True  # as it will run
-    temperatures, report = calibrate(model, *(
-        calibration_batches(plan, texts, tokenizer, args.seed, half, 2 if args.smoke else 32)
-        for half in (0, 1)))
+    model.precision.bf16 = True  # as it will run, but for the tiles, which only take time here
+    torch.set_num_threads(args.workers)
+    temperatures, report = calibrate(
+        model, *own_text_held_out(run, model, tokenizer, texts, args.seed), own=plan.prompt)
     run.log(stage="calibration", **report)
     size = export(model, tokenizer, args.out / "v41-tiny", temperatures)
     run.log(stage="export", bytes=size)

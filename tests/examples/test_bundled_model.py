@@ -64,12 +64,10 @@ def test_its_card_states_what_was_measured() -> None:
         assert other in CARD, other
 
 
-@pytest.mark.xfail(reason="an interim model, trained for too short a time; see its card")
 def test_no_bound_of_its_measurement_is_missed() -> None:
     assert "No bound of `measure.py` is missed." in CARD
 
 
-@pytest.mark.xfail(reason="an interim model, trained for too short a time; see its card")
 def test_it_writes_python(llm: LLM) -> None:
     output = llm.generate(PROMPT, SamplingParams(max_tokens=64, temperature=0))[0]
     lines = (PROMPT + output.text).splitlines()
