@@ -4,8 +4,7 @@
 
 #include "step.h"
 #if defined(DI_ISA_AMX)  // for the tiles' configuration; the order is that of gemm_body.h
-#include "gemm_avx512.h"
-#include "gemm_vector.h"
+#include "gemm_few_avx512.h"
 #include "gemm_tile.h"
 #include "gemm_amx.h"
 #endif

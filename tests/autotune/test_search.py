@@ -95,7 +95,7 @@ def test_a_clear_duel_is_short(tmp_path):
     got = run_search(FakeRunner(ns), store, given=task(POINTS), now=now)
     (result,) = results(store, MACHINE.id)
     made = {p: store.query("SELECT count(*) AS n FROM sample JOIN record ON record.id = record "
-                           "WHERE rung = ? AND sizes = ? AND place = 9", DUEL,
+                           "WHERE rung = ? AND sizes = ? AND place = 0", DUEL,
                            canonical(p))[0]["n"] for p in POINTS}
     assert list(made.values()) == [3, 5] and got.verdict.winner == 9
     again = FakeRunner(ns)

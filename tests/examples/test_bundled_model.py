@@ -21,6 +21,7 @@ from deepinfer.graph.weights import checkpoint_tensors
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny_model"
 CARD = (default_model() / "README.md").read_text(encoding="utf-8")
 PROMPT = "def fibonacci(n):\n"
+MEMBER = "class Stack:\n    def push(self, item):"
 SKIP = 4  # as in examples/tiny_model/evaluate.py
 
 
@@ -68,20 +69,25 @@ def test_no_bound_of_its_measurement_is_missed() -> None:
     assert "No bound of `measure.py` is missed." in CARD
 
 
-def test_it_writes_python(llm: LLM) -> None:
-    output = llm.generate(PROMPT, SamplingParams(max_tokens=64, temperature=0))[0]
-    lines = (PROMPT + output.text).splitlines()
-    whole = [n for n in range(2, len(lines) + 1) if parses("\n".join(lines[:n]))]
-    assert whole and whole[-1] >= len(lines) - 2, output.text  # but for a line cut short
-    assert "return" in output.text
+@pytest.mark.parametrize(("prompt", "begin"), [
+    # The tokenizer keeps a newline with the indentation after it, so that a prompt that ends in a
+    # newline promises a line without any: the model goes on with the next function.
+    (PROMPT, ""), (MEMBER, MEMBER)], ids=["after a newline", "inside a line"])
+def test_it_writes_python(llm: LLM, prompt: str, begin: str) -> None:
+    output = llm.generate(prompt, SamplingParams(max_tokens=64, temperature=0))[0]
+    lines = (begin + output.text).splitlines()
+    trees = [tree for n in range(len(lines), len(lines) - 3, -1)  # but for a line cut short
+             if (tree := parsed("\n".join(lines[:n]))) is not None]
+    assert trees, output.text
+    functions = [f for f in ast.walk(trees[0]) if isinstance(f, ast.FunctionDef)]
+    assert functions and ast.get_docstring(functions[0]) and len(functions[0].body) > 1
 
 
-def parses(source: str) -> bool:
+def parsed(source: str) -> ast.Module | None:
     try:
-        ast.parse(source)
+        return ast.parse(source)
     except SyntaxError:
-        return False
-    return True
+        return None
 
 
 def test_it_predicts_files_it_never_saw_better_than_the_5_gram_model(llm: LLM) -> None:
