@@ -204,7 +204,8 @@ def checks(found: Figures) -> list[tuple[str, float, str, bool]]:
         at(f"without {name}, in standard errors", row["rise"] / row["standard_error"], "> 2",
            lambda x: x > 2)
     if draft := found.get("drafts"):
-        at("tokens per step", draft["tokens_per_step"], ">= 2.0", lambda x: x >= 2)
+        at("tokens per step on files", draft["alone"]["files"]["tokens_per_step"], ">= 2.0",
+           lambda x: x >= 2)
         at("ECE, the worst position", max(draft["ece"]), "<= 0.05", lambda x: x <= 0.05)
     if stage := found.get("stages"):
         for name in sorted(stage.keys() - {"all"}):

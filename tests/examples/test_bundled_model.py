@@ -65,8 +65,15 @@ def test_its_card_states_what_was_measured() -> None:
         assert other in CARD, other
 
 
+@pytest.mark.xfail(strict=True, reason="1.98 tokens per step on held-out files; see its card")
 def test_no_bound_of_its_measurement_is_missed() -> None:
     assert "No bound of `measure.py` is missed." in CARD
+
+
+@pytest.mark.xfail(strict=True, reason="it goes on with the next function; see the next test")
+def test_it_writes_the_body_of_a_function_whose_prompt_ends_in_a_newline(llm: LLM) -> None:
+    text = llm.generate(PROMPT, SamplingParams(max_tokens=64, temperature=0))[0].text
+    assert text.lstrip("\n").startswith(" ")
 
 
 @pytest.mark.parametrize(("prompt", "begin"), [
