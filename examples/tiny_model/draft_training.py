@@ -25,15 +25,15 @@ def some_anchors(batch: int, length: int, block: int, own: int, generator: torch
 
 
 def draft_blocks(model: Model, tokens: Tensor, anchor: Tensor
-                 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+                 ) -> tuple[Tensor, Tensor, Tensor]:
     """Teacher-forced drafts.
 
     Args:
         tokens: int64 [B, T + 1]. anchor: int64 [B, A], positions of the tokens that begin a block;
             all before them is committed.
 
-    Returns: draft logits [B, A, block, V], the target's logits for the same tokens, confidence
-        logits [B, A, block], and the true tokens [B, A, block].
+    Returns: draft logits [B, A, block, V], the target's logits for the same tokens, and confidence
+        logits [B, A, block].
     """
     cfg, draft, block = model.cfg, model.draft, model.cfg.dspark_block_size
     with torch.no_grad():
@@ -53,13 +53,12 @@ def draft_blocks(model: Model, tokens: Tensor, anchor: Tensor
     streams, pre = model.streams(ids.flatten(1))
     hidden = draft.hidden(streams, pre, positions, draft.context(taps), torch.cat((seen, own), -1))
     previous = tokens[rows, positions].view(batch, count, block)
-    truth = tokens[rows, positions + 1].view(batch, count, block)
     e = draft.markov(previous)
     hidden = hidden.view(batch, count, block, -1)
     logits = model.head(draft.norm(hidden)) + draft.markov_head(e)
     with torch.no_grad():  # row i of the target judges the token after it
         judged = model.logits(h[rows, positions]).view(batch, count, block, -1)
-    return logits, judged, draft.confidences(hidden.detach(), e.detach()), truth
+    return logits, judged, draft.confidences(hidden.detach(), e.detach())
 
 
 def draft_loss(model: Model, tokens: Tensor, step: int, own: int
@@ -70,7 +69,7 @@ def draft_loss(model: Model, tokens: Tensor, step: int, own: int
     calibrated: whether both pick the same token.
     """
     block = model.cfg.dspark_block_size
-    logits, judged, confidence, _ = draft_blocks(model, tokens, some_anchors(
+    logits, judged, confidence = draft_blocks(model, tokens, some_anchors(
         len(tokens), tokens.shape[1] - 1, block, own, torch.Generator().manual_seed(step)))
     weight = DECAY ** torch.arange(block)
     weight = weight / weight.sum()
@@ -128,7 +127,7 @@ class Judged:
         parts = []
         anchors = torch.arange(own, rows.shape[1] - model.cfg.dspark_block_size)
         for tokens in rows.split(4):
-            logits, judged, logit, _ = draft_blocks(model, tokens, anchors.expand(len(tokens), -1))
+            logits, judged, logit = draft_blocks(model, tokens, anchors.expand(len(tokens), -1))
             agreed = logits.argmax(-1) == judged.argmax(-1)
             visited = torch.zeros(agreed.shape[:2], dtype=torch.bool)
             for row, accepted in enumerate(agreed.long().cumprod(-1).sum(-1).tolist()):

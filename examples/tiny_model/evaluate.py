@@ -81,7 +81,7 @@ def drafts(model: Model, documents: list[np.ndarray]) -> float:
         with torch.no_grad():
             anchors = some_anchors(1, ids.shape[1] - 1, model.cfg.dspark_block_size, 1,
                                    torch.Generator().manual_seed(number))
-            logits, judged, _, _ = draft_blocks(model, ids, anchors)
+            logits, judged, _ = draft_blocks(model, ids, anchors)
         accepted.append((logits.argmax(-1) == judged.argmax(-1)).float().cumprod(-1).sum(-1).mean())
     return 1 + float(torch.stack(accepted).mean())
 

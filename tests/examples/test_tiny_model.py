@@ -68,3 +68,16 @@ def test_the_exported_model_evaluates_as_the_evaluator_does(trained: Path) -> No
     found = json.loads(out)
     assert found["rows_equal"] == found["logits_equal_free"] == 1.0
     assert found["draft_tokens_equal"] == 1.0
+
+
+def test_real_speculation_pairs_each_confidence_with_its_outcome(trained: Path) -> None:
+    """Of the engine's rounds, by what `speculation.py` watches; it fails if it sees none."""
+    code = ("import json, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); "
+            "from speculation import speculate; "
+            "print(json.dumps(speculate(Path(sys.argv[2]), [[0, 40, 41, 42], [0, 50, 51]], 2)))")
+    env = os.environ | {"PYTHONPATH": str(EXAMPLE.parents[1])}
+    done = subprocess.run([sys.executable, "-c", code, str(EXAMPLE), str(trained / "v41-tiny")],
+                          text=True, env=env, timeout=120, capture_output=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["rounds"] > 10 and len(found["ece"]) == 5 and max(found["ece"]) > 0
