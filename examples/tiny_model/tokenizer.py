@@ -5,12 +5,15 @@ import unicodedata
 from collections.abc import Iterable
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 ROLES = ("<｜System｜>", "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>")
 MARKS = ("<think>", "</think>", "｜DSML｜")
 NOISE = "<｜noise｜>"  # the input of draft rows whose token is not known yet
+# No token spans the end of a line: a prompt may stop before it or behind it, and both were seen in
+# training. Of an indentation the last space belongs to the word.
+PIECES = r" ?\p{L}+| ?[^\s\p{L}\p{N}]+|[\r\n]+|[^\S\r\n]+(?!\S)|[^\S\r\n]+"
 SPECIAL = (BOS, EOS, PAD, *ROLES, *MARKS, NOISE)
 
 
@@ -22,7 +25,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+        pre_tokenizers.Split(Regex(PIECES), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=list(SPECIAL), show_progress=False,

@@ -45,9 +45,9 @@ class Plan:
     on an idle machine the same as a minute of the clock."""
 
     target_steps: int = 6000
-    target_minutes: float = 56
+    target_minutes: float = 54
     draft_steps: int = 2400
-    draft_minutes: float = 15.5
+    draft_minutes: float = 17.5
     own_rows: int = 2400  # that the target writes, to train the draft
     own_tokens: int = 96
     own_held_out: tuple[int, int] = (256, 256)  # such rows to calibrate it, and to check that
