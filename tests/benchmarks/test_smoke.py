@@ -82,7 +82,7 @@ def test_serving(tmp_path):
     made = records(tmp_path, "serving.py")
     assert {r["name"] for r in made} == {
         "decode", "decode roofline", "prefill", "prefill roofline", "peer decode",
-        "decode over peer", "prefill over peer", "python overhead", "overhead share", "two threads"}
+        "decode over peer", "prefill over peer", "overhead", "overhead share", "two threads"}
     met = [r["more"]["experts"] for r in made if r["name"] == "decode"]
     assert met[0] == 2 and 2 < met[1] <= 4  # one row meets its 2 of 8, two rows more
     assert all(r["more"]["agreement"] > 0.5 for r in made if r["name"] == "decode over peer")
