@@ -182,6 +182,47 @@ def test_bits_for_any_number_of_rows(level, kind):
             assert not bits(actual[:, n:]).any()  # columns of padding
 
 
+def whole_units(a):
+    """Whether each K block of each row consists of whole multiples of 2^-14 of the power of two in
+    its largest value, at most 32639 of them: where integers may stand in for the chains."""
+    blocks = a.astype(np.float64).reshape(len(a), -1, 32)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    unit = np.exp2(np.floor(np.log2(np.where(largest, largest, 1))) - 14)
+    units = blocks / unit
+    return ((units == np.round(units)) & (np.abs(units) <= 32639)).all(-1)
+
+
+def test_sums_that_are_whole_and_sums_that_are_not(level):
+    """e2m1 weights, of which some levels add whole multiples as integers: values at both ends of
+    what such a row may hold, and beyond."""
+    rng = np.random.default_rng(12)
+    n, k = 40, 32 * 9
+    a = np.zeros((33, k), np.float32)
+    a[:, :64] = rng.normal(size=(33, 64), scale=60).astype(ml_dtypes.float8_e4m3fn)
+    a[:3, :32] = decode_e4m3(rng.permutation(127)[:96].reshape(3, 32).astype(np.uint8))
+    a[:, 64:96] = np.exp2(rng.integers(-14, 1, (33, 32)).astype(float))  # the least unit
+    a[:, 96:128] = np.exp2(rng.integers(-15, 1, (33, 32)).astype(float))  # and less
+    a[:, 128:160] = 1 + 126 / 128  # the most units, all of one sign
+    a[:, 160:192] = 1 + 127 / 128  # and more, which a signed high byte does not hold
+    a[:, 192:224] = wide_bf16(rng, (33, 32), -9, 0)
+    a[::2, 224:256] = 448  # zeros elsewhere
+    a[:, 256:] = np.where(rng.random((33, 32)) < 0.5, 1 + 126 / 128, -(1 + 126 / 128))
+    a = a.astype(ml_dtypes.bfloat16)
+    whole = whole_units(a)
+    assert whole[:, [2, 4, 7, 8]].all() and not whole[:, 5].any()
+    assert all(0 < whole[:, b].sum() < 33 for b in (0, 3, 6)), whole.sum(0)
+    packed, w = make_weight(rng, "e2m1", n, k)
+    acc = rng.normal(size=(33, n)).astype(np.float32)
+    expected = gemm(a, w, acc)
+    for m in M_SIZES:
+        assert_same_bits(run(level, "e2m1", a[:m], packed, acc=acc[:m], tiles=3), expected[:m])
+    one_sign = layouts.tile16_e2m1(np.full((16, k // 2), 0x77, np.uint8))  # all weights 6
+    sf = layouts.tile16_e2m1_sf(np.full((16, k // 32), 127, np.uint8))
+    expected = gemm(a, np.full((16, k), 6.0, ml_dtypes.bfloat16))
+    for m in M_SIZES:
+        assert_same_bits(run(level, "e2m1", a[:m], (one_sign, sf)), expected[:m])
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_several_tiles_of_a_call(level, kind):
     """More K blocks than few rows widen at once; rows near 1 and rows that are not."""

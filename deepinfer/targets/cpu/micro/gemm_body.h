@@ -10,8 +10,10 @@
 #include "gemm_generic.h"
 #endif
 #include "gemm_tile.h"
-#ifdef DI_ISA_AMX
+#if defined(DI_ISA_AMX)
 #include "gemm_amx.h"
+#elif defined(DI_ISA_AVX2) && !defined(DI_ISA_AVX512)
+#include "gemm_exact_avx2.h"
 #endif
 
 namespace di_gemm {

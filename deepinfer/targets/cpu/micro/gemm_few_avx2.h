@@ -1,4 +1,5 @@
 // Few rows on AVX2, by their number: one or two, up to six; more share a slab of widened weights.
+// Rows of e2m1 weights come here only where gemm_exact_avx2.h cannot take them.
 #pragma once
 #include "gemm_one_avx2.h"
 #include "gemm_vector.h"
@@ -18,33 +19,31 @@ inline void add_few(const TileRun& run, const RowBlock* a, int n) {
   add_one<Format, 1, 1>(run, a);
 }
 
-// Up to kRows rows of up to kTiles tiles at once.
+// Up to kRows rows of up to kTiles tiles at once. `shift_rows`: whether it has changed widened rows
+// to what `add` wants.
 template <class Format>
 struct Few {
+  enum : int { kRows = 2, kTiles = 1 };
+  static bool shift_rows(RowBlock*, int) { return false; }
+  static void add(const TileRun& run, const RowBlock* a, int n) {
+    add_direct_rows<Format, kRows>(n, run.w, run.sf, a, run.blocks, run.acc);
+  }
+};
+
+template <>
+struct Few<E4m3> {
   enum : int { kRows = kFewRows, kTiles = 2 };  // two tiles of one row, else one
-  // Whether it has changed widened rows to what `add` wants.
   static bool shift_rows(RowBlock* rows, int count) {
-    if (!Widen<Format>::kRowShift) return false;
     const Vec factor =
-        _mm256_castsi256_ps(_mm256_set1_epi32((127 + Widen<Format>::kRowShift) << 23));
+        _mm256_castsi256_ps(_mm256_set1_epi32((127 + Widen<E4m3>::kRowShift) << 23));
     for (float *p = rows->v[0], *end = (rows + count)->v[0]; p < end; p += kLanes)
       store_vec(p, _mm256_mul_ps(load_vec(p), factor));
     return true;
   }
   static void add(const TileRun& run, const RowBlock* a, int n) {
-    if (!Widen<Format>::kRowShift) return add_few<Format>(run, a, n);
     const uint32_t mode = di_mxcsr_swap(DI_MXCSR_FLUSH_RESULTS);
-    add_few<Format>(run, a, n);
+    add_few<E4m3>(run, a, n);
     di_mxcsr_swap(mode);
-  }
-};
-
-template <>
-struct Few<Bf16> {
-  enum : int { kRows = 2, kTiles = 1 };
-  static bool shift_rows(RowBlock*, int) { return false; }
-  static void add(const TileRun& run, const RowBlock* a, int n) {
-    add_direct_rows<Bf16, kRows>(n, run.w, run.sf, a, run.blocks, run.acc);
   }
 };
 

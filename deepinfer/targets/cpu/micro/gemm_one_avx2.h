@@ -7,14 +7,13 @@ namespace di_gemm {
 namespace {
 
 // `widen` gives four vectors of one K pair's weights, `spread` the row values they multiply, `join`
-// the sums of their chains as even and odd columns. kPrefetch: also for one row.
+// the sums of their chains as even and odd columns.
 template <class Format>
 struct One;
 
 // Vectors: even k and odd k, each of even and of odd columns.
 template <>
 struct One<E4m3> {
-  enum : bool { kPrefetch = true };
   void widen(const uint8_t* w, Vec* out) const {
     const __m256i pairs = load_bytes(w);
     split_columns(Widen<E4m3>::codes(_mm256_slli_epi16(pairs, 8)), out);
@@ -26,42 +25,6 @@ struct One<E4m3> {
   }
   static void join(const Vec* chain, Vec* sum) {
     for (int v = 0; v < kVecs; ++v) sum[v] = add_vec(chain[v], chain[v + 2]);
-  }
-};
-
-// A multiplication moves the even columns up instead of a shift: shifts and shuffles share a port
-// with half of the FMAs. Compilers would turn a constant factor back into the shift.
-inline __m256i up_factor() {
-  __m256i factor = _mm256_set1_epi32(1 << 16);
-  __asm__("" : "+x"(factor));
-  return factor;
-}
-
-// Vectors: half of the even or of the odd columns, the even k in the lower and the odd k in the
-// upper half, as the nibbles of a byte come.
-template <>
-struct One<E2m1> {
-  enum : bool { kPrefetch = false };  // one row is bound by its instructions: no more of them
-  __m256i up = up_factor();
-  void widen(const uint8_t* w, Vec* out) const {
-    const __m256i codes = _mm256_and_si256(
-        _mm256_srlv_epi32(load_twice(w), _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)),
-        _mm256_set1_epi8(15));
-    const __m256i low = Widen<E2m1>::low(codes), high = Widen<E2m1>::high(codes);
-    const __m256i columns[2] = {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)};
-    for (int h = 0; h < 2; ++h) {
-      out[2 * h] = _mm256_castsi256_ps(_mm256_mullo_epi32(columns[h], up));
-      out[2 * h + 1] = _mm256_castsi256_ps(_mm256_and_si256(columns[h], odd_mask()));
-    }
-  }
-  static void spread(const RowBlock& a, int pair, Vec* x) {
-    x[0] = x[1] = x[2] = x[3] = _mm256_blend_ps(broadcast_vec(&a.v[0][pair]),
-                                                broadcast_vec(&a.v[1][pair]), 0xF0);
-  }
-  static void join(const Vec* chain, Vec* sum) {
-    for (int v = 0; v < kVecs; ++v)
-      sum[v] = add_vec(_mm256_permute2f128_ps(chain[v], chain[v + 2], 0x20),
-                       _mm256_permute2f128_ps(chain[v], chain[v + 2], 0x31));
   }
 };
 
@@ -78,8 +41,7 @@ __attribute__((noinline)) void add_one(const TileRun& run, const RowBlock* a) {
     for (int t = 0; t < T; ++t)
       for (int r = 0; r < R; ++r)
         for (int c = 0; c < 4; ++c) chain[t][r][c] = zero_vec();
-    if (R > 1 || One<Format>::kPrefetch)
-      for (int t = 0; t < T; ++t) prefetch_block<Format>(w + t * run.w_step);
+    for (int t = 0; t < T; ++t) prefetch_block<Format>(w + t * run.w_step);
 #pragma GCC unroll 4
     for (int j = 0; j < kPairs; ++j) {
       Vec x[R][4];

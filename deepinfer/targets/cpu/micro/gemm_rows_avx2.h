@@ -11,9 +11,6 @@ namespace di_gemm {
 namespace {
 
 inline __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
-inline __m256i load_twice(const uint8_t* p) {
-  return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
-}
 
 // Asks for a K block that comes soon: the loads' own distance covers too little of what a read from
 // memory takes, and hardware stops at the end of a page.
@@ -76,42 +73,6 @@ struct Widen<E4m3> {
   static void scales(const uint8_t* sf, Vec* scale) {
     scale[0] = scale[1] =
         _mm256_castsi256_ps(_mm256_set1_epi32((sf[0] + 120 - kRowShift) << 23));
-  }
-};
-
-template <>
-struct Widen<E2m1> {
-  enum : int { kRowShift = 0 };
-  // Two look-ups make the high and the low byte of bf16 values.
-  static __m256i high(__m256i codes) {
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(
-        0, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40, (char)0x80, (char)0xBF, (char)0xBF,
-        (char)0xBF, (char)0xC0, (char)0xC0, (char)0xC0, (char)0xC0)), codes);
-  }
-  static __m256i low(__m256i codes) {
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(
-        0, 0, (char)0x80, (char)0xC0, 0, 0x40, (char)0x80, (char)0xC0, 0, 0, (char)0x80,
-        (char)0xC0, 0, 0x40, (char)0x80, (char)0xC0)), codes);
-  }
-  template <int odd>
-  static void widen(const uint8_t* w, Vec (&out)[2][kVecs]) {
-    // Columns 0-7 of both pairs into one half: interleaving stays within halves.
-    const __m256i both = _mm256_permute4x64_epi64(load_bytes(w), 0xD8);
-    const __m256i codes = _mm256_and_si256(odd ? _mm256_srli_epi16(both, 4) : both,
-                                           _mm256_set1_epi8(15));
-    split_columns(_mm256_unpacklo_epi8(low(codes), high(codes)), out[0]);
-    split_columns(_mm256_unpackhi_epi8(low(codes), high(codes)), out[1]);
-  }
-  // Each column's code into the highest byte of its lane.
-  static void scales(const uint8_t* sf, Vec* scale) {
-    const __m256i all = load_twice(sf);
-    for (int v = 0; v < kVecs; ++v) {
-      const __m256i at = _mm256_add_epi32(
-          _mm256_set1_epi32(v << 24),
-          _mm256_setr_epi32(0x00808080, 0x02808080, 0x04808080, 0x06808080, 0x08808080, 0x0A808080,
-                            0x0C808080, 0x0E808080));
-      scale[v] = _mm256_castsi256_ps(_mm256_srli_epi32(_mm256_shuffle_epi8(all, at), 1));
-    }
   }
 };
 
