@@ -12,6 +12,7 @@ from autotune.space import Problem, Sizes, canonical
 from autotune.step_inputs import STEP_RULES
 from deepinfer.errors import TargetError
 from deepinfer.ir.types import DTYPES, E2M1, E4M3, I32, I64, U8, U64, UE8M0, DType
+from deepinfer.numerics.formats import dequantize_fp8, quantize_fp8
 from deepinfer.ops.moe import group_rows
 
 Array = np.ndarray[Any, Any]
@@ -51,6 +52,10 @@ RULES: dict[str, Callable[[Made, np.random.Generator], Made]] = {
         "rows": rng.integers(0, max(1, len(made["x"])), len(made["rows"])).astype(np.int32)},
 }
 
+# Their rows come from ``fake_quantize_fp8``, and a kernel may be faster on such rows.
+OF_FP8_ROWS = ("grouped_gate_up", "grouped_gate_up_fake_quant", "grouped_down",
+               "packed_linear_fp4", "packed_linear_fp8", "packed_linear_fp8_fake_quant")
+
 
 def can_make(problem: Problem) -> bool:
     """Whether inputs are known for the problem's integer operands."""
@@ -76,6 +81,9 @@ def make(problem: Problem, sizes: Sizes) -> tuple[Array, ...]:
         made.update(RULES[problem.op](made, rng))
     if problem.op in STEP_RULES:
         made.update(STEP_RULES[problem.op](made, rng, problem.attrs))
+    if problem.op in OF_FP8_ROWS:
+        x = node.inputs[0].name
+        made[x] = dequantize_fp8(*quantize_fp8(made[x]))
     return tuple(np.ascontiguousarray(made[v.name]) for v in node.inputs)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.commands import tasks_of_model
-from autotune.inputs import can_make, make
+from autotune.inputs import OF_FP8_ROWS, can_make, make
 from autotune.space import Problem, Task
 from deepinfer.codegen.emit import lower_graph
 from deepinfer.codegen.select import launch_of
@@ -15,6 +15,7 @@ from deepinfer.errors import TargetError
 from deepinfer.graph.limits import Limits
 from deepinfer.graph.make_model import tiny_config
 from deepinfer.ir.types import Sym
+from deepinfer.numerics.formats import dequantize_fp8, quantize_fp8
 from deepinfer.targets.base import load_target
 
 
@@ -62,6 +63,15 @@ def test_shape_names_all_that_is_concrete(tasks):
     found = next(t for t in tasks if t.problem.op == "grouped_down")
     assert found.problem.shape(found.points[-1]) == "Z=512 I=64 E=8 B=8 m=128"
     assert found.problem.dtypes() == "bf16,e2m1,ue8m0,i32,i32->bf16"
+
+
+def test_rows_of_quantised_products_are_fp8(tasks):
+    found = [t for t in tasks if t.problem.op in OF_FP8_ROWS]
+    assert {t.problem.op for t in found} >= {"grouped_down", "packed_linear_fp8"}
+    for task in found:
+        x = make(task.problem, task.points[-1])[0]
+        assert np.unique(x).size > 100
+        np.testing.assert_array_equal(dequantize_fp8(*quantize_fp8(x)), x)
 
 
 def test_inputs_are_the_same_every_time_and_differ_between_problems(tasks):
