@@ -23,10 +23,11 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).parents[1] / "examples" / "tiny_model"))  # plain imports there
 
 from arithmetic import Native  # noqa: E402
-from attention import Attention, window  # noqa: E402
+from attention import Attention, Compressor, Indexer, window  # noqa: E402
+from engram import Engram  # noqa: E402
 from layers import HyperMix, Rotary, collapse  # noqa: E402
 from load import load  # noqa: E402
-from moe import Experts, gated  # noqa: E402
+from moe import Experts, MoE, gated  # noqa: E402
 from quant import Precision, fp4, fp4_e4m3, fp8  # noqa: E402
 
 
@@ -82,16 +83,19 @@ class Peer:
 
     Args:
         model: from ``load_peer``. capacity: positions of a text.
-        compiled: run both kinds of step through torch.compile.
+        compiled: run the model's parts through torch.compile, once for all layers; it changes the
+            model. The whole of a step takes the compiler longer than anybody waits: the mixes of
+            the hyper-connections alone unroll to a thousand operations.
     """
 
     def __init__(self, model: Any, capacity: int, *, compiled: bool = False) -> None:
         self.model, self.precision, self.cfg = model, model.precision, model.cfg
         self.dtype, self.capacity = model.embed.weight.dtype, capacity
         self.steps = {"prefill": self._prefill, "decode": self._decode}
+        self.attend = attend
         if compiled:
-            # The first batch is compiled for its size alone, a second one for any.
-            self.steps = {n: torch.compile(f) for n, f in self.steps.items()}
+            self.attend = torch.compile(attend)
+            _compile_parts(model)
 
     def reset(self, batch: int) -> None:
         """Forget all texts, and make room for so many."""
@@ -162,7 +166,7 @@ class Peer:
             self.pending[index].copy_(u[:, -1:])
         picked, real = self._select(attn, u, qr, positions, shared)
         if count % size or count == size:
-            o = attend(q, k, window(positions, positions, size), picked, real, attn.attn_sink)
+            o = self.attend(q, k, window(positions, positions, size), picked, real, attn.attn_sink)
         else:
             blocks = count // size
             near = nn.functional.pad(k, (0, 0, size, 0))[:, :count]
@@ -173,7 +177,7 @@ class Peer:
             seen = seen & ((torch.arange(blocks).view(-1, 1, 1) > 0) | (key >= 0))
             split = [None if t is None else t.unflatten(1, (blocks, size)).flatten(0, 1)
                      for t in (q, picked, real)]
-            o = attend(split[0], near.flatten(0, 1), seen.repeat(len(q), 1, 1), *split[1:],
+            o = self.attend(split[0], near.flatten(0, 1), seen.repeat(len(q), 1, 1), *split[1:],
                        attn.attn_sink).unflatten(0, (-1, blocks)).flatten(1, 2)
         return attn.output(self.precision.round(o), positions)
 
@@ -192,7 +196,7 @@ class Peer:
             self.pending[index].copy_(u)
         picked, real = self._select(attn, u, qr, positions, shared)
         seen = (torch.arange(size) <= positions).view(1, 1, -1)
-        o = attend(q, self.ring[index], seen, picked, real, attn.attn_sink)
+        o = self.attend(q, self.ring[index], seen, picked, real, attn.attn_sink)
         return attn.output(self.precision.round(o), positions)
 
     def _keep(self, attn: Attention, index: int, latents: Tensor, groups: Tensor, slots: Tensor,
@@ -231,6 +235,19 @@ class Peer:
     def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The largest scores of each row and where they are; among equals, whichever is faster."""
         return scores.topk(count, -1)
+
+
+def _compile_parts(model: Any) -> None:
+    """Layers of one kind share what is compiled for their parts, by their code and sizes."""
+    torch._dynamo.config.cache_size_limit = 64  # kinds of layers, times sizes of a step
+    for module in model.modules():
+        if isinstance(module, (Compressor, Engram, HyperMix, MoE)):
+            module.compile()
+        if isinstance(module, Attention):
+            for name in ("queries", "keys", "output"):
+                setattr(module, name, torch.compile(getattr(module, name)))
+        if isinstance(module, Indexer):
+            module.scores = torch.compile(module.scores)
 
 
 def load_peer(path: Path, dtype: torch.dtype = torch.bfloat16, precision: Precision | None = None

@@ -143,8 +143,8 @@ def peers(args: argparse.Namespace) -> Iterator[Record]:
 
     torch.set_num_threads(args.threads)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.peer_dtype]
-    module = load_peer(model_of(args.model), dtype)
-    made = {kind: Peer(module, args.length, compiled=kind == "compiled") for kind in args.peer}
+    made = {kind: Peer(load_peer(model_of(args.model), dtype), args.length,
+                       compiled=kind == "compiled") for kind in args.peer}
     with opened(args) as llm:
         for batch in args.batch:
             each = max(8, args.peer_prompt // batch)
