@@ -6,6 +6,9 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
@@ -78,6 +81,10 @@ struct DiTask {
 // Who waits spins for a while, some 50 us, and then sleeps; with more threads than processors he
 // sleeps at once, because whom he waits for may need his. No wake-up is lost: `epoch_` is raised,
 // and `left_` seen to be zero, under the mutex that the sleeper holds while he looks.
+//
+// If there are as many threads as processors, workers keep to the processors that the caller is not
+// on, and go round when he has moved: a worker on the caller's own runs after him, launch by launch,
+// and a scheduler may leave it there.
 class DiPool {
  public:
   explicit DiPool(int threads)
@@ -99,6 +106,9 @@ class DiPool {
       return;
     }
     task_ = &task;
+#if defined(__linux__)
+    if (!processors_.empty()) caller_.store(sched_getcpu(), std::memory_order_relaxed);
+#endif
     left_.store(threads_ - 1, std::memory_order_relaxed);
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -133,6 +143,33 @@ class DiPool {
     }
     return condition();
   }
+  // The processors this process may use, if there are as many as threads.
+  static std::vector<int> processors_for(int threads) {
+    std::vector<int> found;
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set)) return found;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+      if (CPU_ISSET(cpu, &set)) found.push_back(cpu);
+    if ((int)found.size() != threads) found.clear();
+#endif
+    return found;
+  }
+  // Moves worker t, which is on `mine`, to the t-th processor after the caller's.
+  void keep_off(int caller, int t, int& mine) const {
+#if defined(__linux__)
+    for (size_t i = 0; i < processors_.size(); ++i) {
+      if (processors_[i] != caller) continue;
+      const int other = processors_[(i + t) % processors_.size()];
+      if (other == mine) return;
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      CPU_SET(mine = other, &set);
+      sched_setaffinity(0, sizeof set, &set);  // that it fails costs time alone
+      return;
+    }
+#endif
+  }
   static void part(const DiTask& task, int t, int n) {
     const int64_t lo = task.items * t / n, hi = task.items * (t + 1) / n;
     if (lo < hi)
@@ -141,6 +178,7 @@ class DiPool {
   void work(int t) {
     DiFloatState state;
     uint64_t seen = 0;
+    int mine = -1;
     for (;;) {
       const auto called = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
       if (!spin(called)) {
@@ -149,6 +187,7 @@ class DiPool {
       }
       seen = epoch_.load(std::memory_order_acquire);
       if (stop_) return;
+      if (!processors_.empty()) keep_off(caller_.load(std::memory_order_relaxed), t, mine);
       part(*task_, t, threads_);
       if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
         std::lock_guard<std::mutex> lock(mutex_);  // not between the caller's look and his sleep
@@ -158,11 +197,12 @@ class DiPool {
   }
 
   const int threads_, spins_;
+  const std::vector<int> processors_ = processors_for(threads_);
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::atomic<uint64_t> epoch_{0};
-  std::atomic<int> left_{0};
+  std::atomic<int> left_{0}, caller_{-1};
   const DiTask* task_ = nullptr;
   bool stop_ = false;
 };
