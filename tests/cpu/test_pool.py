@@ -11,11 +11,10 @@ import pytest
 
 from autotune.clock import Clock
 from autotune.keys import Policy
-from deepinfer.runtime.devices.isa import host_levels
-from deepinfer.settings import ISA_LEVELS
+from deepinfer.compiler import default_levels
 
 TASKS = Path("/proc/self/task")
-LEVEL = next(level for level in reversed(ISA_LEVELS) if level in host_levels())
+LEVEL = default_levels()[0]
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Linux says where threads may run"),
     pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,

@@ -90,7 +90,7 @@ def test_it_writes_the_body_of_a_function(llm: LLM, prompt: str) -> None:
              if (tree := parsed("\n".join(lines[:n]))) is not None]
     assert trees, text
     functions = [f for f in ast.walk(trees[0]) if isinstance(f, ast.FunctionDef)]
-    assert functions[0].name in ("fibonacci", "push") and functions[0].body
+    assert functions[0].name in ("fibonacci", "push")  # without a body it would not parse
 
 
 def parsed(source: str) -> ast.Module | None:

@@ -78,29 +78,22 @@ inline __attribute__((always_inline)) void sum_bytes(const uint8_t* w, const Row
       sum[r][v] = _mm256_sub_epi32(sum[r][v], _mm256_set1_epi32(rows[r].excess));
 }
 
-// The same sums by the chains, of neighbouring columns.
-inline __attribute__((noinline)) void sum_chains(const uint8_t* w, const RowBlock& a,
-                                                 Vec (&sum)[kVecs]) {
-  const Widener<E2m1> widener;
-  Vec even[kVecs], odd[kVecs];
-  for (int v = 0; v < kVecs; ++v) even[v] = odd[v] = zero_vec();
-  for (int j = 0; j < kPairs; ++j) {
-    Vec we[kVecs], wo[kVecs];
-    widener.widen(w + j * E2m1::kPairBytes, we, wo);
-    const Vec xe = broadcast_vec(&a.v[0][j]), xo = broadcast_vec(&a.v[1][j]);
-    for (int v = 0; v < kVecs; ++v) {
-      even[v] = fma_vec(xe, we[v], even[v]);
-      odd[v] = fma_vec(xo, wo[v], odd[v]);
-    }
-  }
-  for (int v = 0; v < kVecs; ++v) sum[v] = add_vec(even[v], odd[v]);
-}
-
 // Columns 0-7 and 8-15 to 0-3, 8-11 and 4-7, 12-15, or back.
 inline void exchange(Vec* x) {
   const Vec low = _mm256_permute2f128_ps(x[0], x[1], 0x20);
   x[1] = _mm256_permute2f128_ps(x[0], x[1], 0x31);
   x[0] = low;
+}
+
+// One K block of one row by the chains.
+inline __attribute__((noinline)) void add_by_chains(const uint8_t* w, const uint8_t* sf,
+                                                    const RowBlock& a, Vec* total) {
+  float sums[kCols];
+  exchange(total);
+  for (int v = 0; v < kVecs; ++v) store_vec(sums + v * kLanes, total[v]);
+  add_direct<E2m1, 1>(w, sf, &a, 1, sums);
+  for (int v = 0; v < kVecs; ++v) total[v] = load_vec(sums + v * kLanes);
+  exchange(total);
 }
 
 // R rows of one tile over some K blocks; bytes and a are [K block][row].
@@ -120,15 +113,14 @@ __attribute__((noinline)) void add_bytes(const uint8_t* w, const uint8_t* sf, co
     __m256i units[R][kVecs];
     if (R > 1 || bytes->exact) sum_bytes<R>(w, bytes, units);
     for (int r = 0; r < R; ++r) {
-      Vec sum[kVecs], unit = broadcast_vec(&bytes[r].unit);
-      for (int v = 0; v < kVecs; ++v) sum[v] = _mm256_cvtepi32_ps(units[r][v]);
       if (!bytes[r].exact) {
-        sum_chains(w, a[r], sum);
-        exchange(sum);
-        unit = _mm256_set1_ps(1.0f);
+        add_by_chains(w, sf, a[r], total[r]);
+        continue;
       }
+      const Vec unit = broadcast_vec(&bytes[r].unit);
       for (int v = 0; v < kVecs; ++v)
-        total[r][v] = fma_vec(sum[v], _mm256_mul_ps(scale[v], unit), total[r][v]);
+        total[r][v] = fma_vec(_mm256_cvtepi32_ps(units[r][v]), _mm256_mul_ps(scale[v], unit),
+                              total[r][v]);
     }
     w += kPairs * E2m1::kPairBytes;
     sf += E2m1::kScaleBytes;

@@ -13,6 +13,7 @@ struct alignas(64) UnitSlab {
 
 inline void widen_units(const uint8_t* w, const uint8_t* sf, UnitSlab& slab) {
   const __m256i nibble = _mm256_set1_epi8(15);
+  const __m128i weights = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
   for (int j = 0; j < kPairs; j += 2) {
     const __m256i codes = load_bytes(w + j * E2m1::kPairBytes);
     const __m256i even = _mm256_and_si256(codes, nibble);
@@ -20,8 +21,7 @@ inline void widen_units(const uint8_t* w, const uint8_t* sf, UnitSlab& slab) {
     const __m256i columns[kVecs] = {_mm256_unpacklo_epi8(even, odd),
                                     _mm256_unpackhi_epi8(even, odd)};
     for (int v = 0; v < kVecs; ++v) {
-      const __m256i halves = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(
-          0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)), columns[v]);
+      const __m256i halves = look_up(weights, columns[v]);
       _mm256_store_si256((__m256i*)&slab.v[j][v * kLanes],
                          _mm256_cvtepi8_epi16(_mm256_castsi256_si128(halves)));
       _mm256_store_si256((__m256i*)&slab.v[j + 1][v * kLanes],
