@@ -59,7 +59,7 @@ class KernelClock:
 
     def run(self, phase_name: str, inputs: Mapping[str, Array], *, trace: Iterable[str] = ()
             ) -> dict[str, Array]:
-        sizes = self.device.bind(self.device.program.phases[phase_name], inputs)
+        sizes = self.device.step_sizes(phase_name, inputs)
         counted = self.work.setdefault(phase_name, defaultdict(lambda: [0, 0]))
         for node in self.nodes.get(phase_name, ()):
             nbytes, flops = work(node, sizes)

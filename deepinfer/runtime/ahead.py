@@ -1,7 +1,8 @@
-"""Ahead: the inputs of the next verify step, made while the draft of this one runs.
+"""Ahead: the inputs of the next step, made while the device works on this one.
 
-Once a step's tokens are committed, all of the next step but the drafts themselves is known: who
-takes part, where its rows lie, what its sampler reads. Only what does not need another decision is
+Of a decode step that follows a decode step all but the tokens is known before the first one ends;
+of a verify step all but the drafts, once the tokens of the step before are committed: who takes
+part, where its rows lie, what its sampler reads. Only what does not need another decision is
 prepared; anything else (a prefill, a grammar, penalties, too few pages) is left to the step.
 """
 
@@ -23,20 +24,38 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A verify step that waits for its drafts.
+    """A step that waits for its tokens.
 
     Args:
-        batch: rows whose drafts are noise tokens until ``fill``. inputs: of the phase.
-        steady: if its tokens may be judged in arrays.
+        phase: "decode" or "verify". batch: rows whose last tokens are noise until ``fill``.
+        inputs: of the phase. steady: if its tokens may be judged in arrays.
     """
 
+    phase: str
     batch: list[Rows]
     inputs: dict[str, Array]
     steady: Steady | None
 
     @staticmethod
-    def prepare(phase: Phase, requests: Sequence[Request], widths: Sequence[int],
-                facts: Mapping[str, Any], pages_per_seq: int) -> Ahead | None:
+    def decode(phase: Phase, requests: Sequence[Request], facts: Mapping[str, Any],
+               pages_per_seq: int) -> Ahead | None:
+        """The decode step after the one that runs, or None if that may end a request or if it
+        needs what is not known yet.
+
+        Args:
+            requests: of which a decode row is running, with pages up to the next one.
+        """
+        if any(r.matcher is not None or r.sampling.penalises or len(r.tokens) + 1 >= r.max_len
+               for r in requests):
+            return None
+        blank = (int(facts["noise_token"]),)
+        batch = [Rows(r, len(r.tokens), len(r.tokens) + 1, "all", blank) for r in requests]
+        return Ahead(phase.name, batch,
+                     build_inputs(phase, batch, facts, pages_per_seq=pages_per_seq), None)
+
+    @staticmethod
+    def verify(phase: Phase, requests: Sequence[Request], widths: Sequence[int],
+               facts: Mapping[str, Any], pages_per_seq: int) -> Ahead | None:
         """The next step of these requests, or None if it needs what is not known yet.
 
         Args:
@@ -48,11 +67,26 @@ class Ahead:
         blank = int(facts["noise_token"])
         batch = [Rows(r, r.computed, len(r.tokens) + w, "all", (blank,) * w)
                  for r, w in zip(requests, widths, strict=True)]
-        return Ahead(batch, build_inputs(phase, batch, facts, pages_per_seq=pages_per_seq),
+        return Ahead(phase.name, batch,
+                     build_inputs(phase, batch, facts, pages_per_seq=pages_per_seq),
                      Steady.of(batch, int(facts["window"])))
 
     def fill(self) -> list[Rows] | None:
-        """Put the requests' drafts in; None if one has too few after all."""
+        """Put the tokens in; None if a request has ended or has too few drafts after all."""
+        return self._fill_tokens() if self.phase == "decode" else self._fill_drafts()
+
+    def _fill_tokens(self) -> list[Rows] | None:
+        for rows in self.batch:
+            if rows.request.finished or len(rows.request.tokens) != rows.end:
+                return None
+            rows.drafts = ()
+        tokens = self.inputs["tokens"]
+        tokens[:] = [rows.request.tokens[-1] for rows in self.batch]
+        if "lookback" in self.inputs:
+            self.inputs["lookback"][:, 0] = tokens
+        return self.batch
+
+    def _fill_drafts(self) -> list[Rows] | None:
         batch = self.batch
         for rows in batch:
             width = len(rows.drafts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,7 +125,7 @@ class Engine:
         self._hits: dict[str, int] = {}
         self._ahead: Ahead | None = None
         self._next_id = 0
-        self._worker = ThreadPoolExecutor(1, "deepinfer-step") if overlap else None
+        self._worker = ThreadPoolExecutor(1, "deepinfer-beside") if overlap else None
 
     @property
     def fingerprint(self) -> str:
@@ -227,7 +227,7 @@ class Engine:
         if make is None:
             return self._hand_out()
         self.steps += 1
-        step = self._beside(make, self._make_outputs)
+        step = self._beside(make, partial(self._meanwhile, batch))
         try:
             round_ = self._finish(batch, step, steady)
         except BaseException:
@@ -259,7 +259,7 @@ class Engine:
         def beside_the_draft() -> None:
             self.verdicts.count(judge())
             self._make_outputs()
-            self._ahead = self._prepare()
+            self._prepare_verify()
 
         draft = None if steady is None else self.verdicts.draft_at_once(step, steady)
         if draft is None:
@@ -280,22 +280,38 @@ class Engine:
         ahead, self._ahead = self._ahead, None
         batch = ahead.fill() if ahead is not None else None
         if ahead is not None and batch is not None:
-            return (batch, self.verdicts.target(batch, {}, self.trace, ahead.inputs),
-                    ahead.steady)
+            return batch, self.verdicts.target(batch, {}, self.trace, ahead), ahead.steady
         batch, masks = self._schedule()
         return batch, self.verdicts.target(batch, masks, self.trace) if batch else None, None
 
-    def _prepare(self) -> Ahead | None:
+    def _meanwhile(self, batch: Sequence[Rows]) -> None:
+        """What is done while the target works on ``batch``."""
+        self._make_outputs()
+        running = self.scheduler.running
+        if (not self._drafts and self._all_go_on() and len(batch) == len(running)
+                and self.scheduler.extend(running, [1] * len(running))):
+            self._keep_ahead(Ahead.decode(self.program.phases["decode"], running, self.facts,
+                                          self.sizes.pages_per_seq))
+
+    def _prepare_verify(self) -> None:
         """The next step, where it is known by now: all go on, and none needs a decision."""
         running = [r for r in self.scheduler.running if not r.finished]
-        if (self.policy.mode != "fixed" or self.drafter is not None or self.scheduler.waiting
-                or self.structured.waiting or not all(r.decoding for r in running)):
-            return None
         widths = [self.verdicts.width(r) for r in running]
-        if not self.scheduler.extend(running, widths):
-            return None
-        return Ahead.prepare(self.program.phases["verify"], running, widths, self.facts,
-                             self.sizes.pages_per_seq)
+        if (self.policy.mode == "fixed" and self.drafter is None and self._all_go_on()
+                and self.scheduler.extend(running, widths)):
+            self._keep_ahead(Ahead.verify(self.program.phases["verify"], running, widths,
+                                          self.facts, self.sizes.pages_per_seq))
+
+    def _all_go_on(self) -> bool:
+        """Whether all decode and nobody waits to join."""
+        return not (self.scheduler.waiting or self.structured.waiting) and all(
+            r.decoding for r in self.scheduler.running if not r.finished)
+
+    def _keep_ahead(self, ahead: Ahead | None) -> None:
+        self._ahead = ahead
+        prepare = getattr(self.device, "prepare", None)
+        if ahead is not None and prepare is not None:
+            prepare(ahead.phase, ahead.inputs, trace=self.trace)
 
     def _schedule(self) -> tuple[list[Rows], Masks]:
         for request in self.structured.ready(wait=not self.scheduler.requests):
@@ -315,33 +331,22 @@ class Engine:
         return batch, masks
 
     def _beside(self, work: Callable[[], T], meanwhile: Callable[[], None]) -> T:
-        """Do ``work`` on the worker thread and ``meanwhile`` on this one; without overlap, only
-        ``work``."""
+        """Do ``work`` and, on the worker thread, ``meanwhile``; without overlap, only ``work``.
+
+        The device's calls stay on this thread: none of them waits for another to wake up.
+        """
         if self._worker is None:
             return work()
-        begun = threading.Event()
-        tells = hasattr(self.device, "on_native")
-        if tells:
-            self.device.on_native = begun.set  # type: ignore[attr-defined]
 
-        def begin() -> T:
-            try:
-                if not tells:
-                    begun.set()
-                return work()
-            finally:
-                begun.set()
-
-        future = self._worker.submit(begin)
-        # Without waiting, this thread would keep the interpreter until it has nothing left to do,
-        # and the device would begin only then.
-        begun.wait()
-        try:
-            with Timeline.host(self.timeline):
+        def on_the_worker() -> None:
+            with Timeline.beside(self.timeline):
                 meanwhile()
+
+        future = self._worker.submit(on_the_worker)
+        try:
+            return work()
         finally:
-            result = future.result()
-        return result
+            future.result()
 
     def _make_outputs(self) -> None:
         """The outputs of what changed; they wait here, so that a failing step loses none."""

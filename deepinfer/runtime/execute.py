@@ -25,7 +25,11 @@ class Device(Protocol):
 
     def run(self, phase_name: str, inputs: Mapping[str, Array], *, trace: Iterable[str] = ()
             ) -> dict[str, Array]:
-        """The phase's outputs and the traced values, by name."""
+        """The phase's outputs and the traced values, by name.
+
+        A device may also have ``prepare``, with the same arguments: a ``run`` with them is likely
+        to come soon.
+        """
 
     def read_slot(self, slot: int, names: Iterable[str]) -> dict[str, Array]:
         """Copies of one slot's rows of the named state."""
@@ -97,9 +101,9 @@ class Executor:
         """Make the inputs of the target on a batch; what is returned runs it.
 
         Args:
-            phase: None lets the batch decide. inputs: of the verify phase, if made already.
+            phase: None lets the batch decide. inputs: of the phase, if made already.
         """
-        name = phase or ("verify" if inputs is not None else self.phase_for(batch))
+        name = phase or self.phase_for(batch)
         if inputs is None:
             with Timeline.host(self.timeline):
                 inputs = build_inputs(self.program.phases[name], batch, self.facts, masks=masks,

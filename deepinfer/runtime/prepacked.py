@@ -22,7 +22,7 @@ import tokenizers
 
 from deepinfer.checkpoint.reader import CheckpointReader
 from deepinfer.program import Program
-from deepinfer.runtime.devices.cpu import NUMPY
+from deepinfer.runtime.devices.binding import NUMPY
 from deepinfer.runtime.devices.memory import own
 from deepinfer.runtime.entries import Layout
 from deepinfer.runtime.weight_file import Pack

@@ -9,7 +9,7 @@ import numpy as np
 
 from deepinfer.errors import RequestError
 from deepinfer.program import Program
-from deepinfer.runtime.devices.cpu import NUMPY
+from deepinfer.runtime.devices.binding import NUMPY
 
 PARTS = ("encoder", "decoder", "draft")  # of a model, as the manifest's facts name them
 

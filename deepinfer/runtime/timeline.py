@@ -11,7 +11,8 @@ class Timeline:
     """When the host and the device worked: to count how much host work is hidden.
 
     Attributes:
-        spans: ("host" or "device", begin, end) in seconds of a monotonic clock.
+        spans: (kind, begin, end) in seconds of a monotonic clock. Kinds: "device"; "host" work
+            on the thread that calls the device; "beside", host work on another one.
     """
 
     def __init__(self) -> None:
@@ -30,6 +31,10 @@ class Timeline:
         return nullcontext() if timeline is None else timeline._span("host")
 
     @staticmethod
+    def beside(timeline: Timeline | None) -> AbstractContextManager[None]:
+        return nullcontext() if timeline is None else timeline._span("beside")
+
+    @staticmethod
     def device(timeline: Timeline | None) -> AbstractContextManager[None]:
         return nullcontext() if timeline is None else timeline._span("device")
 
@@ -38,7 +43,7 @@ class Timeline:
         device = [(b, e) for kind, b, e in self.spans if kind == "device"]
         total = over = 0.0
         for kind, begin, end in self.spans:
-            if kind == "host":
+            if kind != "device":
                 total += end - begin
                 over += sum(max(0.0, min(end, e) - max(begin, b)) for b, e in device)
         return over / total if total else 0.0

@@ -11,6 +11,7 @@ import numpy as np
 from deepinfer.errors import RequestError
 from deepinfer.numerics.functions import exp, log
 from deepinfer.numerics.sums import lane_sum
+from deepinfer.runtime.ahead import Ahead
 from deepinfer.runtime.batch import Rows
 from deepinfer.runtime.commit import commit, commit_prompt
 from deepinfer.runtime.draft import AcceptStats, WidthPolicy, accept
@@ -81,16 +82,17 @@ class Verdicts:
         return max(0, min(request.most_drafts, request.max_len - len(request.tokens) - 1))
 
     def target(self, batch: Sequence[Rows], masks: Masks, trace: Sequence[str],
-               inputs: Mapping[str, Array] | None = None) -> Callable[[], TargetStep]:
+               ahead: Ahead | None = None) -> Callable[[], TargetStep]:
         """What runs the target, with what judging needs besides its outputs.
 
         Args:
-            inputs: of the verify phase, where they are made already.
+            ahead: the step, where it is made already.
         """
         names = list(trace)
         if self._draft_logits:
             names += [self._values["adjusted"], self._values["logits"]]
-        return self.executor.target(batch, masks, dict.fromkeys(names), inputs=inputs)
+        return self.executor.target(batch, masks, dict.fromkeys(names),
+                                    *((ahead.phase, ahead.inputs) if ahead else ()))
 
     def judge(self, batch: Sequence[Rows], step: TargetStep, number: int, now: float) -> Round:
         """Commit what the step chose. Each request's error ends that request only.

@@ -18,8 +18,9 @@ from tests.determinism.test_axes_of_company import good
 
 def test_overlap(bench: Bench) -> None:
     evidence = good(bench, "overlap").evidence
-    assert evidence == {f"other threads that ran steps, {how}": 1
-                        for how in ("overlap", "overlap, cache", "overlap, drafts")}
+    assert evidence.keys() == {f"times that host work was done beside the device, {how}"
+                               for how in ("overlap", "overlap, cache", "overlap, drafts")}
+    assert all(times > 5 for times in evidence.values())
 
 
 def test_threads(bench: Bench) -> None:

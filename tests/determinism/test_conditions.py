@@ -31,7 +31,7 @@ class Deaf:
     ("prefix_hit", {"prefix_cache": "off"}, "cached tokens, same prompt is 0"),
     ("draft_width", {"draft": "off"}, "most drafts verified at once, width 5 is 0"),
     ("acceptance", {"draft": "off"}, "times 5 of 5 were accepted is 0"),
-    ("overlap", {"overlap": False}, "other threads that ran steps, overlap is 0"),
+    ("overlap", {"overlap": False}, "times that host work was done beside the device, overlap is 0"),
     ("chunking", {"chunk": None}, "prompts cut in chunks of 3 is 0"),
     ("batch_size", {"seqs": 1}, "most requests in a step, 2 allowed is 1"),
     ("neighbours", {"nan_token": None}, "requests that were NaN is 0"),

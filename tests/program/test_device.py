@@ -124,6 +124,29 @@ def test_misuse(device, given, case, program):
     device.close()  # twice is allowed
 
 
+def test_a_prepared_step_reads_what_its_arrays_hold_when_it_runs(device, given, monkeypatch):
+    plain = device.run("prefill", given)
+    later = given | {"tokens": np.zeros_like(given["tokens"])}
+    hidden = next(v.name for v in device.program.phases["prefill"].values if v.kind == "temp")
+    for trace in ((), (hidden,)):
+        device.prepare("prefill", later, trace=trace)
+    later["tokens"][:] = given["tokens"]
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "_bind", None)  # nothing is left to check
+        found = device.run("prefill", later)
+        traced = device.run("prefill", later, trace=[hidden])
+        with pytest.raises(TypeError):  # each was for one run
+            device.run("prefill", later)
+    assert traced.keys() - found.keys() == {hidden}
+    for name, value in plain.items():
+        assert value.tobytes() == found[name].tobytes() == traced[name].tobytes(), name
+    assert device.calls == 3
+    device.prepare("prefill", later)
+    device.close()
+    with pytest.raises(ProgramError, match="the device is closed"):
+        device.run("prefill", later)
+
+
 def test_the_time_of_every_launch_is_added_up(device, given):
     plain = device.run("prefill", given)
     assert device.launch_ns is None

@@ -66,13 +66,14 @@ def test_when_outputs_are_handed_out(program):
         assert engine.steps == 3 and engine.step() == []
 
 
-def test_the_next_step_is_prepared_beside_the_draft(program, monkeypatch):
+@pytest.mark.parametrize("draft", ["off", "fixed"])
+def test_the_next_step_is_prepared_beside_the_device(program, monkeypatch, draft):
     """And is, but for pages, which are taken earlier, the step that is made without overlap."""
     filled, fill = [], Ahead.fill
     monkeypatch.setattr(Ahead, "fill", lambda ahead: filled.append(fill(ahead)) or filled[-1])
     runs = []
     for overlap in (False, True):
-        engine, device = fake_engine(program, overlap=overlap)
+        engine, device = fake_engine(program, overlap=overlap, draft=draft)
         for n in range(3):
             engine.add_request([5 + n], SamplingParams(max_tokens=20 + 4 * n, temperature=n,
                                                        seed=n, ignore_eos=True))
@@ -92,10 +93,10 @@ def test_the_timeline_counts_host_work_beside_the_device(program, draft):
     engine.timeline = Timeline()
     engine.add_request([5, 6], SamplingParams(max_tokens=9, **GREEDY))
     drain(engine)
-    kinds = [kind for kind, _, _ in engine.timeline.spans]
+    kinds = [{"beside": "host"}.get(kind, kind) for kind, _, _ in engine.timeline.spans]
     assert kinds.count("device") == engine.steps * (1 if draft == "off" else 2)
     assert kinds.count("host") >= 3 * engine.steps and 0 <= engine.timeline.hidden() < 1
-    engine.timeline.spans = [("device", 0, 10), ("host", 2, 4), ("host", 9, 13)]
+    engine.timeline.spans = [("device", 0, 10), ("beside", 2, 4), ("host", 9, 13)]
     assert engine.timeline.hidden() == 0.5
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from deepinfer.errors import ProgramError, TargetError
-from deepinfer.program import ABI, Phase, Program, ValueInfo
+from deepinfer.program import ABI, Phase, Program
+from deepinfer.runtime.devices.binding import NUMPY, Binding, Call, check
 from deepinfer.runtime.devices.isa import choose_level
 from deepinfer.runtime.devices.memory import aligned
 from deepinfer.runtime.devices.state import StateAccess
@@ -21,24 +21,8 @@ from deepinfer.settings import usable_cpus
 
 Array = np.ndarray[Any, Any]
 
-NUMPY: Mapping[str, np.dtype[Any]] = {
-    "f64": np.dtype(np.float64), "f32": np.dtype(np.float32),
-    "bf16": np.dtype(ml_dtypes.bfloat16), "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "ue8m0": np.dtype(ml_dtypes.float8_e8m0fnu), "e2m1": np.dtype(np.uint8),
-    "u8": np.dtype(np.uint8), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64),
-    "u64": np.dtype(np.uint64),
-}
 MAX_THREADS = 4096  # each has its own scratch memory
 POISON = 0xFF  # NaN in every float type: whoever reads an unwritten byte shows
-
-
-class _Step(ctypes.Structure):
-    """Twin of DiStep in targets/cpu/micro/step.h."""
-
-    _fields_ = [("values", ctypes.c_void_p), ("sizes", ctypes.c_void_p),
-                ("scratch", ctypes.c_void_p), ("scratch_stride", ctypes.c_int64),
-                ("pool", ctypes.c_void_p), ("watch", ctypes.c_void_p),
-                ("times", ctypes.c_void_p), ("clock", ctypes.c_int64)]
 
 
 def _open(program: Program, isa: str) -> ctypes.CDLL:
@@ -92,7 +76,7 @@ class CpuDevice(StateAccess):
         self.calls = 0  # native calls made; a test counts them
         self.launch_ns: dict[str, Array] | None = None  # by phase: see time_launches
         self.clock = time.CLOCK_MONOTONIC
-        self.on_native: Callable[[], None] | None = None  # called right before a native call
+        self._bound: tuple[Call, ...] = ()  # for this step and for the next one
         self._library = _open(program, self.isa)
         self._library.deepinfer_pool_create.restype = ctypes.c_void_p
         self._pool = self._start_threads()
@@ -104,7 +88,9 @@ class CpuDevice(StateAccess):
         self._arena, self._scratch = aligned(arena), aligned(self._stride * self.num_threads)
         if poison:
             self._scratch[...] = POISON
-        self._base = {name: self._fixed_pointers(p) for name, p in program.phases.items()}
+        self._bindings = {
+            name: Binding(program, phase, self.sizes, self._fixed_pointers(phase), self._arena)
+            for name, phase in program.phases.items()}
 
     def _start_threads(self) -> ctypes.c_void_p:
         self._pool_owner = os.getpid()
@@ -136,19 +122,9 @@ class CpuDevice(StateAccess):
             elif v.kind == "state":
                 table[i] = self.state[v.name].ctypes.data
             elif v.kind == "weight":
-                table[i] = self._check(self._weights.get(v.name), v, self.sizes).ctypes.data
+                table[i] = check(self.program, self._weights.get(v.name), v,
+                                 self.sizes).ctypes.data
         return table
-
-    def _check(self, array: Array | None, v: ValueInfo, sizes: Mapping[str, int]) -> Array:
-        expected, dtype = v.storage(sizes), NUMPY[v.dtype]
-        if array is None or array.shape != expected or array.dtype != dtype:
-            found = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
-            raise ProgramError(f"{v.kind} '{v.name}' is {found}, expected {dtype}{list(expected)}",
-                               where=f"Program {self.program.path}", next="pass the declared array")
-        if not array.flags.c_contiguous:
-            raise ProgramError(f"{v.kind} '{v.name}' is not contiguous", next="copy it first",
-                               where=f"Program {self.program.path}")
-        return array
 
     def run(self, phase_name: str, inputs: Mapping[str, Array], *,
             trace: Iterable[str] = ()) -> dict[str, Array]:
@@ -162,6 +138,23 @@ class CpuDevice(StateAccess):
         Returns:
             Copies of the phase's outputs and of the traced values, by name.
         """
+        names = tuple(trace)
+        for call in self._bound:
+            if call.inputs is inputs and call.phase.name == phase_name and call.trace == names:
+                self._bound = tuple(c for c in self._bound if c is not call)
+                return self._launch(call)
+        return self._launch(self._bind(phase_name, inputs, names))
+
+    def prepare(self, phase_name: str, inputs: Mapping[str, Array], *,
+                trace: Iterable[str] = ()) -> None:
+        """Do now what one ``run`` of this phase and this very mapping would do before its native
+        call. Until then the contents of its arrays may change, nothing else. Unlike all else it
+        may be called while a step runs, from another thread.
+        """
+        self._bound = (*self._bound[-1:], self._bind(phase_name, inputs, tuple(trace)))
+
+    def _bind(self, phase_name: str, inputs: Mapping[str, Array], trace: tuple[str, ...]) -> Call:
+        """Check the inputs and note where everything lies."""
         if not self._pool:
             raise ProgramError("the device is closed", where=f"phase {phase_name}",
                                next="make a new CpuDevice")
@@ -169,59 +162,27 @@ class CpuDevice(StateAccess):
             raise ProgramError(f"no phase '{phase_name}', expected one of "
                                f"{', '.join(self.program.phases)}",
                                where=f"Program {self.program.path}", next="choose one of them")
+        return self._bindings[phase_name].call(inputs, trace, self._scratch, self._stride)
+
+    def _launch(self, call: Call) -> dict[str, Array]:
+        phase, step = call.phase, call.step
         if self._pool_owner != os.getpid():
             self._pool = self._start_threads()  # a fork copies the pool but not its threads
-        phase = self.program.phases[phase_name]
-        sizes = self.bind(phase, inputs)
-        table = self._base[phase_name].copy()
-        for name, v in phase.inputs.items():
-            table[phase.index[name]] = self._check(inputs.get(name), v, sizes).ctypes.data
-        watch, watched = np.zeros(len(phase.values), np.uint64), {}
-        for name in trace:
-            v = phase.value(name)
-            if v.kind != "temp":
-                raise ProgramError(f"{v.kind} '{name}' cannot be traced, only what nodes make",
-                                   where=f"phase {phase_name}", next="trace a temp")
-            watched[name] = np.empty(v.storage(sizes), NUMPY[v.dtype])
-            watch[phase.index[name]] = watched[name].ctypes.data
-        native = np.array([sizes[s] for s, _ in phase.sizes], np.int32)
         if self.poison:
             self._arena[...] = POISON
-        step = _Step(table.ctypes.data, native.ctypes.data, self._scratch.ctypes.data,
-                     self._stride, self._pool, watch.ctypes.data if watched else None,
-                     None if self.launch_ns is None else self.launch_ns[phase_name].ctypes.data,
-                     self.clock)
+        step.pool, step.clock = self._pool, self.clock
+        if self.launch_ns is not None:
+            step.times = self.launch_ns[phase.name].ctypes.data
         self.calls += 1
-        if self.on_native is not None:
-            self.on_native()
-        ran = getattr(self._library, f"deepinfer_{phase_name}")(ctypes.byref(step))
+        ran = getattr(self._library, f"deepinfer_{phase.name}")(ctypes.byref(step))
         if ran != len(phase.launches):
             raise ProgramError(f"{ran} launches ran, expected {len(phase.launches)}",
-                               where=f"phase {phase_name}", next="compile the Program again")
-        return {name: self._output(phase.value(name), sizes) for name in phase.outputs} | watched
+                               where=f"phase {phase.name}", next="compile the Program again")
+        return {name: array.copy() for name, array in call.outputs} | call.traced
 
-    def bind(self, phase: Phase, inputs: Mapping[str, Array]) -> dict[str, int]:
+    def step_sizes(self, phase_name: str, inputs: Mapping[str, Array]) -> dict[str, int]:
         """Sizes of this step, from the inputs' shapes; each must be within its maximum."""
-        sizes = dict(self.sizes)
-        for name, v in phase.inputs.items():
-            if name not in inputs:
-                continue
-            given = inputs[name].shape
-            for axis, d in enumerate(v.shape):
-                if isinstance(d, tuple) and len(given) > axis:
-                    sizes.setdefault(d[0], given[axis] // d[1])
-        for name, largest in phase.sizes:
-            if not 0 <= sizes.get(name, -1) <= largest:
-                raise ProgramError(f"size {name} is {sizes.get(name)}, expected 0..{largest}",
-                                   where=f"phase {phase.name}",
-                                   next="run fewer rows or compile with larger limits")
-        return sizes
-
-    def _output(self, v: ValueInfo, sizes: Mapping[str, int]) -> Array:
-        shape, dtype = v.storage(sizes), NUMPY[v.dtype]
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        assert v.offset is not None
-        return self._arena[v.offset:v.offset + nbytes].view(dtype).reshape(shape).copy()
+        return self._bindings[phase_name].sizes(inputs)
 
     def time_launches(self, on: bool = True) -> None:
         """Begin to add up the nanoseconds of every launch in ``launch_ns[phase]``, or stop."""
@@ -233,4 +194,4 @@ class CpuDevice(StateAccess):
         if self._pool:
             if self._pool_owner == os.getpid():  # in a fork there are no threads to wait for
                 self._library.deepinfer_pool_destroy(self._pool)
-            self._pool = ctypes.c_void_p(None)
+            self._pool, self._bound = ctypes.c_void_p(None), ()

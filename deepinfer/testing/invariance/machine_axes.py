@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +16,14 @@ from deepinfer.testing.invariance.subject import Setting
 
 
 def overlap(bench: Bench, outcome: Outcome) -> None:
-    """The next step is scheduled while one runs: with company, with drafts, with a cache."""
+    """The next step is prepared while one runs: with company, with drafts, with a cache."""
     base = Setting(overlap=True, seqs=len(bench.jobs))
     settings = {"overlap": base, "overlap, cache": replace(base, prefix_cache="exact")}
     if bench.facts["draft_width"]:
         settings["overlap, drafts"] = replace(base, draft="fixed")
     for label, setting in settings.items():
         (run,) = outcome.run(bench, Trial(label, setting, [Stage(bench.jobs)]))
-        apart = run.device.ran_on - {threading.get_ident()}
-        outcome.show(f"other threads that ran steps, {label}", len(apart))
+        outcome.show(f"times that host work was done beside the device, {label}", run.overlapped)
 
 
 def threads(bench: Bench, outcome: Outcome) -> None:

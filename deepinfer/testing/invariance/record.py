@@ -12,6 +12,7 @@ import numpy as np
 from deepinfer.errors import DeepInferError
 from deepinfer.runtime.engine import Engine
 from deepinfer.runtime.request import RequestOutput, TokenLogprobs
+from deepinfer.runtime.timeline import Timeline
 from deepinfer.testing.invariance.jobs import Job
 
 Array = np.ndarray[Any, Any]
@@ -68,7 +69,7 @@ class Run:
         drafted, accepted: tokens. lengths: how often 0, 1, .. drafts were accepted.
         widths: drafts verified at once.
         bad_steps: steps in which some row's logits were not finite. phases: steps by phase.
-        device: it ran on, wrapped by ``Watch``.
+        device: it ran on, wrapped by ``Watch``. timeline: of host and device work.
     """
 
     served: dict[str, Served] = field(default_factory=dict)
@@ -93,6 +94,12 @@ class Run:
     bad_steps: int = 0
     phases: Counter[str] = field(default_factory=Counter)
     device: Any = None
+    timeline: Timeline = field(default_factory=Timeline)
+
+    @property
+    def overlapped(self) -> int:
+        """How often another thread did host work while the device was called."""
+        return sum(kind == "beside" for kind, _, _ in self.timeline.spans)
 
 
 OnStep: TypeAlias = Callable[[Any], None]
@@ -116,7 +123,7 @@ class Recorder:
         self._page = int(facts["page_size"])
         self._rows: dict[str, list[tuple[int, list[int], Logits]]] = {}
         engine.trace = tuple(dict.fromkeys((self._logits, *trace)))
-        engine.on_step = self._step
+        engine.on_step, engine.timeline = self._step, self.run.timeline
 
     def finished(self, output: RequestOutput) -> None:
         """Keep a request's output, with the logits whose rows saw its final tokens.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,16 +119,14 @@ def fill_state(state: Mapping[str, Array], byte: int) -> None:
 
 
 class Watch:
-    """A device that notes on which threads and in which phases it was run, and changes nothing."""
+    """A device that notes in which phases it was run, and changes nothing."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.ran_on: set[int] = set()
         self.phases: dict[str, int] = {}
 
     def run(self, phase_name: str, inputs: Mapping[str, Array], *, trace: Sequence[str] = ()
             ) -> dict[str, Array]:
-        self.ran_on.add(threading.get_ident())
         self.phases[phase_name] = self.phases.get(phase_name, 0) + 1
         out: dict[str, Array] = self.inner.run(phase_name, inputs, trace=trace)
         return out
