@@ -2,9 +2,10 @@
 
 A model that sees a few million tokens does not find out by itself that text repeats itself: that
 takes two attention layers, each worth nothing without the other. So both are there from the start,
-and training keeps and refines what pays. In the first layer a head writes beside each token a code
-of the token before it. In later layers a head looks where the token before is the current one, and
-writes a code of the token there, which the output layer reads as a logit.
+and training keeps and refines what pays; at the rate of all other weights it would undo them before
+it finds out (`in_circuit`). In the first layer a head writes beside each token a code of the token
+before it. In later layers a head looks where the token before is the current one, and writes a code
+of the token there, which the output layer reads as a logit.
 """
 
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from model import Model
 COPYING = (1, 5)  # layers: one with window keys only, and the source of the ratio-1 entries
 LEVEL = 4.0  # of the channel that is the same for all tokens
 GAIN = 0.25  # of a copied code in a logit
-SHARP = 6.0  # of a match in a score
-SINK = 7.0  # of a copying head: above what tokens that do not match score
+SHARP = 9.0  # of a match in a score
+SINK = 9.0  # of a copying head: above what tokens that do not match score
 NEARBY = 3  # pairs of channels, the fastest ones, that tell a position from its neighbours
 STEADY = 14  # rotated channels, the slowest ones, that hardly turn within a window
 STEADY_INDEX = 12  # the same within a whole text
@@ -45,6 +46,11 @@ class Channels:
         match, end = size // 2, 1 + 2 * size
         return Channels(slice(1, 1 + size), slice(1 + size, end),
                         slice(end, end + size - match + min(STEADY, size)), match)
+
+
+def in_circuit(name: str) -> bool:
+    """Whether a parameter belongs to an attention layer with such a head."""
+    return any(name.startswith(f"layers.{layer}.attn.") for layer in (0, *COPYING))
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from chats import KINDS, chat
+from config import TRAINED
 from tokenizer import BOS, EOS
 from tokenizers import Tokenizer
 
@@ -15,6 +16,7 @@ MANIFEST = HERE / "corpus.txt"
 PACKAGES = ("asyncio collections concurrent ctypes curses dbm distutils email encodings html http "
             "idlelib importlib json logging multiprocessing re sqlite3 tkinter tomllib unittest "
             "urllib wsgiref xml xmlrpc zoneinfo").split()
+WINDOW = TRAINED["sliding_window"]
 CHAT_SHARE = 0.2  # of the rows of a batch
 OPENINGS = ("def", "class", "import", "from", "@")  # tokens that begin a statement at the margin
 
@@ -118,11 +120,16 @@ class Batches:
         """Snippets, each said twice: they teach to look back and copy.
 
         So little text holds too few repetitions for that to be learned from it alone. In half of
-        the snippets the tokens are shuffled: nothing but copying predicts the second time.
+        the snippets the tokens are shuffled: nothing but copying predicts the second time. Half of
+        them are longer than the window: nothing but compressed entries shows the first time.
         """
         parts: list[np.ndarray] = []
         while sum(map(len, parts)) < length:
-            size = int(2 ** rng.uniform(3, np.log2(length / 2)))
+            longest = length // 2
+            if longest > WINDOW and rng.random() < 0.5:
+                size = int(rng.integers(WINDOW, longest + 1))
+            else:
+                size = int(2 ** rng.uniform(3, np.log2(longest)))
             start = int(rng.integers(len(self.stream) - size))
             snippet = self.stream[start:start + size]
             parts += [rng.permutation(snippet) if rng.random() < 0.5 else snippet] * 2

@@ -2,14 +2,17 @@
 
 import math
 from collections import defaultdict
+from typing import Any
 
 import torch
+from circuits import in_circuit
 from layers import HyperMix
 from model import Block, Model
 from team import Team
 from torch import Tensor, nn
 
 SINK = 4.0  # near the log-sum of a window's scores at the start: lower ones would never matter
+CIRCUIT_RATE = 0.1  # of matrices that hold heads set at the start
 TABLE_RATE = 5.0  # a table row is seen so seldom that it needs larger steps
 ADAM_NAMES = ("embed", "head", "hc_attn", "hc_ffn", "gate", "weights_proj", "confidence")
 
@@ -48,19 +51,21 @@ class Optimizer:
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], team: Team, muon_lr: float = 0.02,
                  adam_lr: float = 3e-3) -> None:
-        shapes: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
+        groups: dict[tuple[Any, ...], list[nn.Parameter]] = defaultdict(list)
         self.rest, self.tables = [], set()
         for name, p in named:
             if not p.requires_grad:
                 continue
             if p.dim() >= 2 and not any(part in name for part in ADAM_NAMES):
-                shapes[tuple(p.shape[-2:])].append(p)
+                rate = CIRCUIT_RATE if in_circuit(name) else 1.0
+                groups[rate, *p.shape[-2:]].append(p)
             else:
                 self.rest.append(p)
                 if name.endswith("engram.embed"):
                     self.tables.add(id(p))
         self.team, self.muon_lr, self.adam_lr, self.steps = team, muon_lr, adam_lr, 0
-        self.groups = list(shapes.values())
+        self.groups = list(groups.values())
+        self.rates = [rate for rate, *_ in groups]
         self.state = {name: [torch.zeros_like(p).share_memory_() for p in chosen]
                       for name, chosen in (("muon", [p for g in self.groups for p in g]),
                                            ("mean", self.rest), ("square", self.rest))}
@@ -81,8 +86,8 @@ class Optimizer:
         team.wait()
         clip = min(1.0, 1.0 / (math.sqrt(float(team.told[:, 1].sum())) + 1e-6))
         self.steps += 1
-        for group in self.groups:
-            self._muon(self._own(group), gradients, clip, scale)
+        for group, rate in zip(self.groups, self.rates, strict=True):
+            self._muon(self._own(group), gradients, clip, rate * scale)
         means, squares = self.state["mean"], self.state["square"]
         own_rest = zip(self._own(self.rest), self._own(means), self._own(squares), strict=True)
         for p, mean, square in own_rest:

@@ -54,7 +54,7 @@ class Plan:
     own_held_out_tokens: int = 48
     prompt: int = 160  # tokens before each of them
     tokens: int = 1024  # per step; one row per process if a row is longer
-    lengths: tuple[tuple[float, int], ...] = ((0.0, 256), (0.3, 512), (0.9, 1024))
+    lengths: tuple[tuple[float, int], ...] = ((0.0, 512), (0.7, 1024))
     files: int | None = None  # of the corpus; None: all
     save_seconds: float = 300
 
@@ -189,7 +189,7 @@ def stages(run: Run, plan: Plan, model: Model, tokenizer: Tokenizer, texts: dict
     def batch(step: int, progress: float) -> Tensor:
         length = [n for start, n in plan.lengths if progress >= start][-1]
         rows = max(1, per_process // length)
-        copies = 0.1 if progress < 0.5 else 0.03
+        copies = 0.15 if progress < 0.5 else 0.05
         return torch.from_numpy(batches(step, rows, length, copies)).long()
 
     try:
