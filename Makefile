@@ -43,6 +43,7 @@ bench: $(TEST_STAMP)
 	.venv/bin/python benchmarks/compile.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	.venv/bin/python benchmarks/loading.py --out $(BENCH_OUT) $(BENCH_ARGS)
 	.venv/bin/python benchmarks/tuning.py --budget 30m --out $(BENCH_OUT) $(BENCH_ARGS)
+	.venv/bin/python benchmarks/goals.py $(BENCH_OUT)
 	@echo 'compare with an earlier run: .venv/bin/python benchmarks/compare.py OLD.jsonl $(BENCH_OUT)'
 
 clean:

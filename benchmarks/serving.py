@@ -67,8 +67,11 @@ def params_of(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
 @case
 def decode(args: argparse.Namespace) -> Iterator[Record]:
     """Tokens/s by batch and context, against what the bytes it must read and the bandwidth allow;
-    experts that a step meets are counted in the run."""
+    experts that a step meets are counted in the run. ``allowed`` is the fraction that is left of
+    the goal's roofline where the step's operations take longer, at the peak of fp32."""
     clock = Clock(args.isa, args.threads)
+    operations, times = clock.multiply_adds("fma", policy(not args.smoke), REPEATS)
+    peak = operations / (statistics.median(times) * 1e-9)
     with opened(args) as llm:
         graph = source_graph(llm.program, "decode")
         page = int(llm.program.manifest["limits"]["page_size"])
@@ -94,7 +97,8 @@ def decode(args: argparse.Namespace) -> Iterator[Record]:
                     "bytes": must.nbytes, "bytes/token": must.nbytes / batch,
                     "experts": statistics.fmean(experts.values()) if experts else None})
                 yield ratio_record("decode roofline", params, ratio, Goal(0.7),
-                                   bandwidth=must.nbytes / ratio.b / 1e9)
+                                   bandwidth=must.nbytes / ratio.b / 1e9, flops=must.flops,
+                                   allowed=min(1.0, ratio.b * peak / must.flops))
     clock.close()
 
 
