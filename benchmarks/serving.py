@@ -12,6 +12,7 @@ is of interleaved pairs in one process, with a one-sided 90 % bound. Nothing her
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
@@ -217,7 +218,9 @@ def against(llm: LLM, peer: Any, prompts: list[list[int]], params: dict[str, Any
 @case
 def overhead(args: argparse.Namespace) -> Iterator[Record]:
     """Python and launches in a decode step at batch 1: the step without its native call, and as
-    many empty launches as the step has. On the model, and on the bundled one."""
+    many empty launches as the step has. On the model, and on the bundled one; with overlap and
+    without, because host work beside a call still takes its processor from the threads of a pool
+    that has one on each."""
     from deepinfer.commands.make_model import default_model
 
     clock = Clock(args.isa, args.threads)
@@ -226,8 +229,8 @@ def overhead(args: argparse.Namespace) -> Iterator[Record]:
     models = [(model_of(args.model), Path(args.model).name)]
     if not args.smoke:
         models.append((default_model(), "bundled"))
-    for path, name in models:
-        with opened(args, path, max_model_len=min(args.length, 1024)) as llm:
+    for (path, name), overlap in itertools.product(models, (True, False)):
+        with opened(args, path, max_model_len=min(args.length, 1024), overlap=overlap) as llm:
             running = Decoding(llm, [prompt_ids(llm, 32)])
             running.run(STEPS)
             walls, natives = list[float](), list[float]()
@@ -240,7 +243,7 @@ def overhead(args: argparse.Namespace) -> Iterator[Record]:
             launches = empty * len(llm.program.phases["decode"].launches)
         python = [w - n for w, n in zip(walls, natives, strict=True)]
         shares = [(p + launches) / w for p, w in zip(python, walls, strict=True)]
-        params = {"model": name, "threads": args.threads}
+        params = {"model": name, "threads": args.threads, "overlap": overlap}
         total = statistics.median(python) + launches
         bound = Ratio(tuple(shares), 1.0, statistics.median(shares))
         goal = ({"goal": "<= 150", "holds": total <= 150e-6, "median": 1e6 * total,
