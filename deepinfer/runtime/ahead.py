@@ -45,8 +45,7 @@ class Ahead:
         Args:
             requests: of which a decode row is running, with pages up to the next one.
         """
-        if any(r.matcher is not None or r.sampling.penalises or len(r.tokens) + 1 >= r.max_len
-               for r in requests):
+        if any(_needs_tokens(r) or len(r.tokens) + 1 >= r.max_len for r in requests):
             return None
         blank = (int(facts["noise_token"]),)
         batch = [Rows(r, len(r.tokens), len(r.tokens) + 1, "all", blank) for r in requests]
@@ -61,8 +60,7 @@ class Ahead:
         Args:
             requests: decoding, with pages up to their drafts' ends. widths: drafts of each.
         """
-        if not any(widths) or any(r.matcher is not None or r.sampling.penalises
-                                  for r in requests):
+        if not any(widths) or any(map(_needs_tokens, requests)):
             return None
         blank = int(facts["noise_token"])
         batch = [Rows(r, r.computed, len(r.tokens) + w, "all", (blank,) * w)
@@ -109,3 +107,8 @@ class Ahead:
             for back in range(min(width, lookback.shape[2])):
                 lookback[:, back + 1:, back] = tokens[:, 1:shape[1] - back]
         return batch
+
+
+def _needs_tokens(request: Request) -> bool:
+    """Whether what its sampler reads depends on the tokens that are not known yet."""
+    return request.matcher is not None or request.sampling.penalises

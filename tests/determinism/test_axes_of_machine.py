@@ -18,7 +18,7 @@ from tests.determinism.test_axes_of_company import good
 
 def test_overlap(bench: Bench) -> None:
     evidence = good(bench, "overlap").evidence
-    assert evidence.keys() == {f"times that host work was done beside the device, {how}"
+    assert evidence.keys() == {f"times that another thread did host work, {how}"
                                for how in ("overlap", "overlap, cache", "overlap, drafts")}
     assert all(times > 5 for times in evidence.values())
 

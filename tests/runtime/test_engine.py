@@ -87,6 +87,22 @@ def test_the_next_step_is_prepared_beside_the_device(program, monkeypatch, draft
             assert np.array_equal(alone[name], beside[name]), (phase, name)
 
 
+def test_a_prepared_decode_step_is_dropped_when_a_request_ends(program, monkeypatch):
+    filled, fill = [], Ahead.fill
+    monkeypatch.setattr(Ahead, "fill", lambda ahead: filled.append(fill(ahead)) or filled[-1])
+    engine, _ = fake_engine(program, draft="off")
+    long = expected_tokens([5], 30)
+    at = next(n for n in range(4, 20) if long[n] not in long[:n])
+    ends = engine.add_request([5], SamplingParams(max_tokens=30, stop_token_ids=[long[at]],
+                                                  **GREEDY))
+    goes_on = engine.add_request([9], SamplingParams(max_tokens=30, **GREEDY))
+    done = drain(engine)
+    assert filled.count(None) == 1 and len(filled) > 20
+    assert done[ends].token_ids == long[:at + 1] and done[ends].finish_reason == "stop"
+    assert done[goes_on].token_ids == expected_tokens([9], 30)
+    require_all_free(engine)
+
+
 @pytest.mark.parametrize("draft", ["off", "fixed"])
 def test_the_timeline_counts_host_work_beside_the_device(program, draft):
     engine, _ = fake_engine(program, draft=draft)

@@ -23,7 +23,7 @@ def overlap(bench: Bench, outcome: Outcome) -> None:
         settings["overlap, drafts"] = replace(base, draft="fixed")
     for label, setting in settings.items():
         (run,) = outcome.run(bench, Trial(label, setting, [Stage(bench.jobs)]))
-        outcome.show(f"times that host work was done beside the device, {label}", run.overlapped)
+        outcome.show(f"times that another thread did host work, {label}", run.overlapped)
 
 
 def threads(bench: Bench, outcome: Outcome) -> None:

@@ -98,7 +98,7 @@ class Run:
 
     @property
     def overlapped(self) -> int:
-        """How often another thread did host work while the device was called."""
+        """How often another thread was given host work to do beside a call of the device."""
         return sum(kind == "beside" for kind, _, _ in self.timeline.spans)
 
 
