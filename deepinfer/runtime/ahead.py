@@ -4,6 +4,9 @@ Of a decode step that follows a decode step all but the tokens is known before t
 of a verify step all but the drafts, once the tokens of the step before are committed: who takes
 part, where its rows lie, what its sampler reads. Only what does not need another decision is
 prepared; anything else (a prefill, a grammar, penalties, too few pages) is left to the step.
+
+While the same requests decode, two sets of arrays take turns: one is read by the step that runs,
+the other, which the step before has read, is moved on in place.
 """
 
 from __future__ import annotations
@@ -29,28 +32,61 @@ class Ahead:
     Args:
         phase: "decode" or "verify". batch: rows whose last tokens are noise until ``fill``.
         inputs: of the phase. steady: if its tokens may be judged in arrays.
+        held: what else its inputs depend on, by request; None: too much to move them on.
     """
 
     phase: str
     batch: list[Rows]
     inputs: dict[str, Array]
     steady: Steady | None
+    held: list[tuple[Any, ...]] | None = None
 
     @staticmethod
     def decode(phase: Phase, requests: Sequence[Request], facts: Mapping[str, Any],
-               pages_per_seq: int) -> Ahead | None:
+               pages_per_seq: int, past: Ahead | None = None) -> Ahead | None:
         """The decode step after the one that runs, or None if that may end a request or if it
         needs what is not known yet.
 
         Args:
             requests: of which a decode row is running, with pages up to the next one.
+            past: the step before the one that runs; it may become the one that is asked for.
         """
         if any(_needs_tokens(r) or len(r.tokens) + 1 >= r.max_len for r in requests):
             return None
+        if past is not None and past._move_on(requests):
+            return past
         blank = (int(facts["noise_token"]),)
         batch = [Rows(r, len(r.tokens), len(r.tokens) + 1, "all", blank) for r in requests]
+        held = None
+        if all(r.write_from <= len(r.tokens) and _is_plain(r) for r in requests):
+            held = [_held(r) for r in requests]
         return Ahead(phase.name, batch,
-                     build_inputs(phase, batch, facts, pages_per_seq=pages_per_seq), None)
+                     build_inputs(phase, batch, facts, pages_per_seq=pages_per_seq), None, held)
+
+    def _move_on(self, requests: Sequence[Request]) -> bool:
+        """Move this step two tokens on; False (and nothing is done) if its inputs would differ in
+        more than positions, tokens and new pages. By two, rows close the same groups."""
+        batch, inputs = self.batch, self.inputs
+        width = inputs["lookback"].shape[1] if "lookback" in inputs else 1
+        if self.held is None or len(requests) != len(batch) or any(
+                rows.request is not r or len(r.tokens) != rows.start + 2 or rows.start < width
+                for rows, r in zip(batch, requests, strict=True)):
+            return False
+        now = [_held(r) for r in requests]
+        if any(a[1:] != b[1:] for a, b in zip(now, self.held, strict=True)):
+            return False
+        for row, (old, new) in enumerate(zip(self.held, now, strict=True)):
+            if old[0] is not new[0] and "pages" in inputs:
+                inputs["pages"][row, :len(new[0])] = new[0]
+        self.held[:] = now
+        for rows in batch:
+            rows.move(2)
+        for name in _MOVING:
+            if name in inputs:
+                inputs[name] += 2
+        if width > 1:
+            inputs["lookback"][:, 1:] = [r.tokens[:-width:-1] for r in requests]
+        return True
 
     @staticmethod
     def verify(phase: Phase, requests: Sequence[Request], widths: Sequence[int],
@@ -107,6 +143,19 @@ class Ahead:
             for back in range(min(width, lookback.shape[2])):
                 lookback[:, back + 1:, back] = tokens[:, 1:shape[1] - back]
         return batch
+
+
+_MOVING = ("positions", "entry_positions", "group_positions", "kept_positions", "sample_position")
+
+
+def _held(request: Request) -> tuple[Any, ...]:
+    """Its pages, and what else of it a decode step's inputs depend on."""
+    return (request.pages, request.slot, request.window_floor, request.replay_floor)
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether what its sampler reads is the same at every position but for that position."""
+    return request.sampling.counts is None and not request.sampling.masks.any
 
 
 def _needs_tokens(request: Request) -> bool:

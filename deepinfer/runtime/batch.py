@@ -43,12 +43,20 @@ class Rows:
     kept: range = field(init=False)
 
     def __post_init__(self) -> None:
+        self._set_ranges()
+
+    def _set_ranges(self) -> None:
         first = {"none": self.end, "last": self.end - 1, "all": self.start}[self.sample]
         self.sampled = range(first, self.end)
         self.kept = range(min(self.end, max(self.start, self.request.keep_from)), self.end)
 
     def __len__(self) -> int:
         return self.end - self.start
+
+    def move(self, by: int) -> None:
+        """To later positions."""
+        self.start, self.end = self.start + by, self.end + by
+        self._set_ranges()
 
     def tokens(self, start: int) -> list[int]:
         """Tokens at positions start .. end - 1, the drafts last."""

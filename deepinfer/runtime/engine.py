@@ -124,6 +124,7 @@ class Engine:
         self._outputs: list[RequestOutput] = []  # made and not handed out
         self._hits: dict[str, int] = {}
         self._ahead: Ahead | None = None
+        self._past: tuple[Ahead | None, Ahead | None] = (None, None)  # the last two that ran
         self._next_id = 0
         self._worker = ThreadPoolExecutor(1, "deepinfer-beside") if overlap else None
 
@@ -279,6 +280,7 @@ class Engine:
         of it by now if it is steady."""
         ahead, self._ahead = self._ahead, None
         batch = ahead.fill() if ahead is not None else None
+        self._past = (self._past[1], ahead if batch is not None else None)
         if ahead is not None and batch is not None:
             return batch, self.verdicts.target(batch, {}, self.trace, ahead), ahead.steady
         batch, masks = self._schedule()
@@ -291,7 +293,7 @@ class Engine:
         if (not self._drafts and self._all_go_on() and len(batch) == len(running)
                 and self.scheduler.extend(running, [1] * len(running))):
             self._keep_ahead(Ahead.decode(self.program.phases["decode"], running, self.facts,
-                                          self.sizes.pages_per_seq))
+                                          self.sizes.pages_per_seq, self._past[0]))
 
     def _prepare_verify(self) -> None:
         """The next step, where it is known by now: all go on, and none needs a decision."""

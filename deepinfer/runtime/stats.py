@@ -101,6 +101,7 @@ class StepRecord:
         rows = tuple(RowRecord(r.request.request_id, r.start, r.end, len(r.sampled), r.drafts)
                      for r in batch)
         drafted = {r.request_id: list(r.drafts) for r in rows if r.drafts}
-        return StepRecord(number, step.phase, rows, step.inputs, step.outputs, drafted,
+        inputs = {name: array.copy() for name, array in step.inputs.items()}  # may be used again
+        return StepRecord(number, step.phase, rows, inputs, step.outputs, drafted,
                           dict(accepted), {k: len(v) for k, v in drafted.items()},
                           list(preempted), dict(hits))

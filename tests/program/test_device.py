@@ -135,12 +135,19 @@ def test_a_prepared_step_reads_what_its_arrays_hold_when_it_runs(device, given, 
         patch.setattr(device, "_bind", None)  # nothing is left to check
         found = device.run("prefill", later)
         traced = device.run("prefill", later, trace=[hidden])
-        with pytest.raises(TypeError):  # each was for one run
+        device.prepare("prefill", later)  # again, at no cost
+        again = device.run("prefill", later)
+        for other, names in ((later, [hidden]), (dict(later), ())):
+            with pytest.raises(TypeError):  # what is traced is for one run, and a copy is another
+                device.run("prefill", other, trace=names)
+        later["tokens"] = later["tokens"].copy()
+        with pytest.raises(TypeError):
             device.run("prefill", later)
     assert traced.keys() - found.keys() == {hidden}
     for name, value in plain.items():
         assert value.tobytes() == found[name].tobytes() == traced[name].tobytes(), name
-    assert device.calls == 3
+        assert value.tobytes() == again[name].tobytes() and again[name] is not found[name]
+    assert device.calls == 4
     device.prepare("prefill", later)
     device.close()
     with pytest.raises(ProgramError, match="the device is closed"):

@@ -94,7 +94,7 @@ class FakeDevice:
     def run(self, phase_name: str, inputs: Mapping[str, Array], *, trace: Iterable[str] = ()
             ) -> dict[str, Array]:
         phase = self.program.phases[phase_name]
-        self.steps.append((phase_name, dict(inputs)))
+        self.steps.append((phase_name, {k: v.copy() for k, v in inputs.items()}))
         self._check_types(phase, inputs)
         if phase_name == "draft":
             return self._draft(inputs, trace)

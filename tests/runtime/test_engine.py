@@ -71,6 +71,9 @@ def test_the_next_step_is_prepared_beside_the_device(program, monkeypatch, draft
     """And is, but for pages, which are taken earlier, the step that is made without overlap."""
     filled, fill = [], Ahead.fill
     monkeypatch.setattr(Ahead, "fill", lambda ahead: filled.append(fill(ahead)) or filled[-1])
+    moved, move_on = [], Ahead._move_on
+    monkeypatch.setattr(Ahead, "_move_on", lambda *given: moved.append(move_on(*given))
+                        or moved[-1])
     runs = []
     for overlap in (False, True):
         engine, device = fake_engine(program, overlap=overlap, draft=draft)
@@ -81,6 +84,8 @@ def test_the_next_step_is_prepared_beside_the_device(program, monkeypatch, draft
         runs.append(device.steps)
         assert bool(filled) is overlap
     assert len(runs[0]) == len(runs[1]) and len(filled) > 5
+    # Each set of requests needs two steps to move on, and lookbacks none before the first token.
+    assert moved.count(True) == (0 if draft == "fixed" else len(filled) - 2 * 3 - 2)
     for (phase, alone), (same, beside) in zip(*runs, strict=True):
         assert phase == same and alone.keys() == beside.keys()
         for name in alone.keys() - {"pages"}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import ml_dtypes
@@ -39,18 +40,25 @@ class Call:
     """One native call, bound to its arrays.
 
     Args:
-        inputs: the mapping it was bound to. keep: arrays whose addresses it holds.
+        inputs: the mapping it was bound to. arrays: its values then. keep: other arrays whose
+            addresses it holds.
         step: what the entry point reads. outputs: where in the arena they will lie, by name.
         trace: names to copy out. traced: where they go, by name.
     """
 
     phase: Phase
     inputs: Mapping[str, Array]
+    arrays: tuple[Array, ...]
     keep: tuple[Array, ...]
     step: Step
     outputs: tuple[tuple[str, Array], ...]
     trace: tuple[str, ...]
     traced: dict[str, Array]
+
+    def binds(self, phase_name: str, inputs: Mapping[str, Array], trace: tuple[str, ...]) -> bool:
+        """Whether it is the call for these very arrays."""
+        return (inputs is self.inputs and phase_name == self.phase.name and trace == self.trace
+                and all(map(is_, inputs.values(), self.arrays)))
 
 
 class Binding:
@@ -116,7 +124,7 @@ class Binding:
             watch[phase.index[name]] = watched[name].ctypes.data
         step = Step(table.ctypes.data, layout.native.ctypes.data, scratch.ctypes.data, stride,
                     None, watch.ctypes.data if watched else None, None, 0)
-        return Call(phase, inputs, (table, layout.native, watch, *inputs.values()), step,
+        return Call(phase, inputs, tuple(inputs.values()), (table, layout.native, watch), step,
                     layout.outputs, tuple(trace), watched)
 
     def _layout(self, sizes: Mapping[str, int]) -> _Layout:

@@ -140,18 +140,24 @@ class CpuDevice(StateAccess):
         """
         names = tuple(trace)
         for call in self._bound:
-            if call.inputs is inputs and call.phase.name == phase_name and call.trace == names:
-                self._bound = tuple(c for c in self._bound if c is not call)
+            if call.binds(phase_name, inputs, names):
+                if names:  # what it copies out is the caller's from here on
+                    self._bound = tuple(c for c in self._bound if c is not call)
                 return self._launch(call)
         return self._launch(self._bind(phase_name, inputs, names))
 
     def prepare(self, phase_name: str, inputs: Mapping[str, Array], *,
                 trace: Iterable[str] = ()) -> None:
-        """Do now what one ``run`` of this phase and this very mapping would do before its native
-        call. Until then the contents of its arrays may change, nothing else. Unlike all else it
-        may be called while a step runs, from another thread.
+        """Do now what a ``run`` of this phase and this very mapping would do before its native
+        call. The contents of its arrays may change until then; the same mapping may be prepared
+        again. Unlike all else it may be called while a step runs, from another thread.
         """
-        self._bound = (*self._bound[-1:], self._bind(phase_name, inputs, tuple(trace)))
+        names, last = tuple(trace), self._bound[-1:]
+        for call in self._bound:
+            if call.binds(phase_name, inputs, names):
+                self._bound = (*(c for c in self._bound if c is not call), call)
+                return
+        self._bound = (*last, self._bind(phase_name, inputs, names))
 
     def _bind(self, phase_name: str, inputs: Mapping[str, Array], trace: tuple[str, ...]) -> Call:
         """Check the inputs and note where everything lies."""
