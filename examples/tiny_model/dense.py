@@ -51,7 +51,7 @@ def banded_attention(q: Tensor, k: Tensor, window: int, sink: Tensor, entries: O
 
 def _scores(q: Tensor, keys: Tensor, mask: Tensor, heads: int) -> Tensor:
     """q [B, T·H, D], keys [B, S, D], mask [B, T, S] -> masked scores [B, T, H, S]."""
-    scores = (q @ keys.mT).view(q.shape[0], -1, heads, keys.shape[1])
+    scores = (q @ keys.mT).unflatten(1, (-1, heads))  # there may be no keys at all
     return scores.masked_fill(~mask.unsqueeze(2), -torch.inf)
 
 
@@ -63,4 +63,4 @@ def _softmax(parts: list[Tensor], sink: Tensor) -> tuple[Tensor, ...]:
 
 
 def _values(weights: Tensor, keys: Tensor) -> Tensor:
-    return weights.reshape(weights.shape[0], -1, keys.shape[1]) @ keys
+    return weights.flatten(1, -2) @ keys

@@ -6,71 +6,87 @@ import torch
 from model import Model
 from torch import Tensor, nn
 
-ANCHORS = 160  # draft blocks per row
+ANCHORS = (12, 8)  # draft blocks per row: in the target's own text, and in the prompt before it
 SETTLED = 0.01  # of ECE, that a temperature must gain over 1 to be worth it
-DECAY = 0.8  # weight of draft position k is DECAY^k: a late draft only counts if the earlier hold
+DECAY = 0.7  # weight of draft position k is DECAY^k: a late draft only counts if the earlier hold
 
 
-def some_anchors(batch: int, length: int, block: int, own: int, generator: torch.Generator
-                 ) -> Tensor:
-    """Random positions [batch, A] in rows of `length` tokens: of those from `own` on as many as
-    there are, then others."""
-    end = length - block + 1
-    count = min(ANCHORS, end - 1)
-    late = own + torch.stack([torch.randperm(end - own, generator=generator)
-                              for _ in range(batch)])[:, :count]
-    early = 1 + torch.stack([torch.randperm(own - 1, generator=generator)
-                             for _ in range(batch)])[:, :count - late.shape[1]]
-    return torch.cat((late, early), 1)
-
-
-def draft_blocks(model: Model, tokens: Tensor, anchor: Tensor
-                 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Teacher-forced drafts.
+@dataclass
+class Committed:
+    """Texts, and what the target computes of them. While the draft trains none of it changes.
 
     Args:
-        tokens: int64 [B, T + 1]. anchor: int64 [B, A], positions of the tokens that begin a block;
-            all before them is committed.
+        tokens: int64 [N, T + 1]. h: bf16 [N, T, d]. taps: bf16 [N, T, taps·d].
+    """
+
+    tokens: Tensor
+    h: Tensor
+    taps: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(model: Model, tokens: Tensor) -> "Committed":
+        found = [model(rows[:, :-1])[:2] for rows in tokens.split(8)]
+        h, taps = (torch.cat([x.bfloat16() for x in part]) for part in zip(*found, strict=True))
+        return Committed(tokens, h, taps)
+
+    def __getitem__(self, rows: Tensor) -> "Committed":
+        return Committed(self.tokens[rows], self.h[rows], self.taps[rows])
+
+
+def some_anchors(batch: int, first: int, end: int, count: int, generator: torch.Generator
+                 ) -> Tensor:
+    """Of the positions first .. end - 1 `count` random ones, or all: int64 [batch, A]."""
+    return first + torch.stack([torch.randperm(end - first, generator=generator)[:count]
+                                for _ in range(batch)])
+
+
+def draft_blocks(model: Model, text: Committed, anchor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Teacher-forced drafts. A block is a row of the draft's batch: it sees its own window of
+    committed keys, and no other block.
+
+    Args:
+        anchor: int64 [B, A], positions of the tokens that begin a block; all before is committed.
 
     Returns: draft logits [B, A, block, V], the target's logits for the same tokens, and confidence
         logits [B, A, block].
     """
     cfg, draft, block = model.cfg, model.draft, model.cfg.dspark_block_size
-    with torch.no_grad():
-        h, taps, _ = model(tokens[:, :-1])
-    batch, length = tokens.shape[0], tokens.shape[1] - 1
-    count = anchor.shape[1]
-    offsets = torch.arange(block)
-    positions = (anchor.unsqueeze(-1) + offsets).flatten(1)
-    rows = torch.arange(batch).unsqueeze(-1)
-    ids = torch.full((batch, count, block), cfg.dspark_noise_token_id)
-    ids[..., 0] = tokens[rows, anchor]
-    block_of = torch.arange(count).repeat_interleave(block)
-    context = torch.arange(length)
-    last = (anchor - 1).repeat_interleave(block, 1).unsqueeze(-1)
-    seen = (context <= last) & (context > last - cfg.sliding_window)
-    own = (block_of.unsqueeze(-1) == block_of).expand(batch, -1, -1)
-    streams, pre = model.streams(ids.flatten(1))
-    hidden = draft.hidden(streams, pre, positions, draft.context(taps), torch.cat((seen, own), -1))
-    previous = tokens[rows, positions].view(batch, count, block)
+    tokens, h, taps = text.tokens[:, :-1], text.h.float(), text.taps.float()
+    first = torch.arange(len(tokens)).unsqueeze(-1) * tokens.shape[1]  # rows of flattened tokens
+    begin = anchor.reshape(-1, 1)
+    own = torch.arange(block).expand(len(begin), -1)
+    at = (anchor + first).reshape(-1, 1) + own
+    committed = begin + torch.arange(-cfg.sliding_window, 0)
+    window = (first.expand_as(anchor).reshape(-1, 1) + committed.clamp_min(0)).flatten()
+    context = [keys.flatten(0, 1)[window].view(len(begin), -1, keys.shape[-1])
+               for keys in draft.context(taps)]
+    seen = torch.cat((committed >= 0, own >= 0), -1).unsqueeze(1).expand(-1, block, -1)
+    previous = tokens.flatten()[at]
+    ids = previous.masked_fill(own > 0, cfg.dspark_noise_token_id)
+    hidden = draft.hidden(*model.streams(ids), begin + own, context, seen)
     e = draft.markov(previous)
-    hidden = hidden.view(batch, count, block, -1)
     logits = model.head(draft.norm(hidden)) + draft.markov_head(e)
     with torch.no_grad():  # row i of the target judges the token after it
-        judged = model.logits(h[rows, positions]).view(batch, count, block, -1)
-    return logits, judged, draft.confidences(hidden.detach(), e.detach())
+        judged = model.logits(h.flatten(0, 1)[at])
+    found = logits, judged, draft.confidences(hidden.detach(), e.detach())
+    return tuple(x.unflatten(0, anchor.shape) for x in found)
 
 
-def draft_loss(model: Model, tokens: Tensor, step: int, own: int
+def draft_loss(model: Model, text: Committed, seed: int, own: int
                ) -> tuple[Tensor, dict[str, float]]:
-    """Distil the target's distributions. From position `own` on the rows are the target's text.
+    """Distil the target's distributions at random anchors. From position `own` on the rows are the
+    target's text.
 
     Confidence learns 1 - ½·|p_draft - p_target|₁ at temperature 0, where it is measured and
     calibrated: whether both pick the same token.
     """
-    block = model.cfg.dspark_block_size
-    logits, judged, confidence = draft_blocks(model, tokens, some_anchors(
-        len(tokens), tokens.shape[1] - 1, block, own, torch.Generator().manual_seed(step)))
+    block, (batch, length) = model.cfg.dspark_block_size, text.h.shape[:2]
+    generator = torch.Generator().manual_seed(seed)
+    spans = ((own, length - block + 1), (1, own))
+    logits, judged, confidence = draft_blocks(model, text, torch.cat(
+        [some_anchors(batch, *span, count, generator)
+         for span, count in zip(spans, ANCHORS, strict=True)], 1))
     weight = DECAY ** torch.arange(block)
     weight = weight / weight.sum()
     p_target = judged.softmax(-1)
@@ -127,7 +143,8 @@ class Judged:
         parts = []
         anchors = torch.arange(own, rows.shape[1] - model.cfg.dspark_block_size)
         for tokens in rows.split(4):
-            logits, judged, logit = draft_blocks(model, tokens, anchors.expand(len(tokens), -1))
+            logits, judged, logit = draft_blocks(
+                model, Committed.of(model, tokens), anchors.expand(len(tokens), -1))
             agreed = logits.argmax(-1) == judged.argmax(-1)
             visited = torch.zeros(agreed.shape[:2], dtype=torch.bool)
             for row, accepted in enumerate(agreed.long().cumprod(-1).sum(-1).tolist()):

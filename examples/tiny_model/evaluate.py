@@ -15,7 +15,7 @@ import attention
 import numpy as np
 import torch
 from data import encode_files, held_out, is_held_out, read_corpus
-from draft_training import draft_blocks, some_anchors
+from draft_training import Committed, draft_blocks, some_anchors
 from layers import HyperMix
 from load import load
 from model import Model
@@ -79,9 +79,9 @@ def drafts(model: Model, documents: list[np.ndarray]) -> float:
     for number, document in enumerate(documents):
         ids = torch.from_numpy(document.astype(np.int64)).unsqueeze(0)
         with torch.no_grad():
-            anchors = some_anchors(1, ids.shape[1] - 1, model.cfg.dspark_block_size, 1,
+            anchors = some_anchors(1, 1, ids.shape[1] - model.cfg.dspark_block_size, 160,
                                    torch.Generator().manual_seed(number))
-            logits, judged, _ = draft_blocks(model, ids, anchors)
+            logits, judged, _ = draft_blocks(model, Committed.of(model, ids), anchors)
         accepted.append((logits.argmax(-1) == judged.argmax(-1)).float().cumprod(-1).sum(-1).mean())
     return 1 + float(torch.stack(accepted).mean())
 
