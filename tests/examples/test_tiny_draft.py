@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.examples.test_agreement import run
 
 pytest.importorskip("torch")
