@@ -65,7 +65,6 @@ def test_its_card_states_what_was_measured() -> None:
         assert other in CARD, other
 
 
-@pytest.mark.xfail(strict=True, reason="drafts: 1.95 tokens per step on files alone; see its card")
 def test_no_bound_of_its_measurement_is_missed() -> None:
     assert "No bound of `measure.py` is missed." in CARD
 
