@@ -93,33 +93,26 @@ class Decoding:
 
 
 class _Timed:
-    """A Program's library whose entry points add up the time that they take."""
+    """An entry point of a Program that adds up the time that it takes."""
 
-    def __init__(self, library: Any) -> None:
-        self._library, self.seconds = library, 0.0
+    def __init__(self, entry: Callable[..., Any]) -> None:
+        self._entry, self.seconds = entry, 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._library, name)
-        if "pool" in name or not name.startswith("deepinfer_"):
-            return found
-
-        def call(*args: Any) -> Any:
-            begin = time.perf_counter()
-            try:
-                return found(*args)
-            finally:
-                self.seconds += time.perf_counter() - begin
-
-        return call
+    def __call__(self, *args: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return self._entry(*args)
+        finally:
+            self.seconds += time.perf_counter() - begin
 
 
 @contextmanager
 def native_seconds(llm: LLM) -> Iterator[Callable[[], float]]:
     """While it is open, seconds spent inside native calls so far."""
     device: Any = llm.engine.device
-    library = device._library
-    timed = device._library = _Timed(library)
+    entries = device._entries
+    timed = device._entries = {name: _Timed(entry) for name, entry in entries.items()}
     try:
-        yield lambda: timed.seconds
+        yield lambda: sum(entry.seconds for entry in timed.values())
     finally:
-        device._library = library
+        device._entries = entries

@@ -38,7 +38,11 @@ from records import (
 from traffic import Step, source_graph, traffic
 
 from autotune.clock import Clock
+from deepinfer.codegen.emit import lower_graph
+from deepinfer.codegen.select import select
 from deepinfer.llm import LLM
+from deepinfer.program import Program
+from deepinfer.targets.base import load_target
 
 Case = Callable[[argparse.Namespace], Iterator[Record]]
 CASES: dict[str, Case] = {}
@@ -215,17 +219,27 @@ def against(llm: LLM, peer: Any, prompts: list[list[int]], params: dict[str, Any
                        peer=tokens / ratio.b)
 
 
+def decode_items(program: Program) -> list[int]:
+    """Into how many items each launch of a decode step of one request may be cut."""
+    target = load_target("cpu")
+    lowered = lower_graph(source_graph(program, "decode"), target)
+    return [-(-e.mul // e.div) for e in (launch.extent for launch in select(lowered, target))]
+
+
 @case
 def overhead(args: argparse.Namespace) -> Iterator[Record]:
     """Python and launches in a decode step at batch 1: the step without its native call, and as
-    many empty launches as the step has. On the model, and on the bundled one; with overlap and
+    many empty launches as the step has, on all threads or alone as its kernels' items ask for. On
+    the model, and on the bundled one; with overlap and
     without, because host work beside a call still takes its processor from the threads of a pool
     that has one on each."""
     from deepinfer.commands.make_model import default_model
 
-    clock = Clock(args.isa, args.threads)
-    empty = statistics.median(clock.launches(policy(False), 200)) * 1e-9
-    clock.close()
+    empty = []
+    for threads in (1, args.threads):
+        clock = Clock(args.isa, threads)
+        empty.append(statistics.median(clock.launches(policy(False), 200)) * 1e-9)
+        clock.close()
     models = [(model_of(args.model), Path(args.model).name)]
     if not args.smoke:
         models.append((default_model(), "bundled"))
@@ -240,7 +254,8 @@ def overhead(args: argparse.Namespace) -> Iterator[Record]:
                     walls += running.run(1)
                     natives.append(spent() - before)
             running.close()
-            launches = empty * len(llm.program.phases["decode"].launches)
+            shared = [items > 1 for items in decode_items(llm.program)]
+            launches = sum(empty[split] for split in shared)
         python = [w - n for w, n in zip(walls, natives, strict=True)]
         shares = [(p + launches) / w for p, w in zip(python, walls, strict=True)]
         params = {"model": name, "threads": args.threads, "overlap": overlap}
@@ -249,7 +264,8 @@ def overhead(args: argparse.Namespace) -> Iterator[Record]:
         goal = ({"goal": "<= 150", "holds": total <= 150e-6, "median": 1e6 * total,
                  "upper": 1e6 * total} if name == "bundled" else {})
         yield Record("overhead", params, tuple(1e6 * (p + launches) for p in python), "us",
-                     {"launches_us": 1e6 * launches, "step_us": 1e6 * statistics.median(walls)
+                     {"launches_us": 1e6 * launches, "launches": len(shared),
+                      "shared": sum(shared), "step_us": 1e6 * statistics.median(walls)
                       } | goal)
         yield ratio_record("overhead share", params, bound,
                            None if name == "bundled" else Goal(most=0.05))

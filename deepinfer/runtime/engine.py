@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from deepinfer.errors import DeepInferError, RequestError
 from deepinfer.program import Program
 from deepinfer.runtime.ahead import Ahead
 from deepinfer.runtime.batch import Rows
+from deepinfer.runtime.beside import Beside
 from deepinfer.runtime.calibration import load_calibration
 from deepinfer.runtime.cost import CostCurve, Machine
 from deepinfer.runtime.draft import Mode, WidthPolicy
@@ -126,7 +126,7 @@ class Engine:
         self._ahead: Ahead | None = None
         self._past: tuple[Ahead | None, Ahead | None] = (None, None)  # the last two that ran
         self._next_id = 0
-        self._worker = ThreadPoolExecutor(1, "deepinfer-beside") if overlap else None
+        self._worker = Beside() if overlap else None
 
     @property
     def fingerprint(self) -> str:
@@ -340,15 +340,13 @@ class Engine:
         if self._worker is None:
             return work()
 
-        def on_the_worker() -> None:
-            with Timeline.beside(self.timeline):
-                meanwhile()
-
-        future = self._worker.submit(on_the_worker)
+        if self.timeline is not None:
+            meanwhile = self.timeline.timed("beside", meanwhile)
+        self._worker.begin(meanwhile)
         try:
             return work()
         finally:
-            future.result()
+            self._worker.end()
 
     def _make_outputs(self) -> None:
         """The outputs of what changed; they wait here, so that a failing step loses none."""
@@ -458,7 +456,7 @@ class Engine:
         for request_id in list(self._requests):
             self.abort(request_id)
         if self._worker is not None:
-            self._worker.shutdown()
+            self._worker.close()
         self.structured.close()
         close = getattr(self.device, "close", None)
         if close is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -114,7 +115,7 @@ class Executor:
             with Timeline.device(self.timeline):
                 outputs = self.device.run(name, given, trace=trace)
             token, chosen, top_ids, top = (outputs[roles[r]] for r in _SAMPLED)
-            sampled = Sampled(token, chosen, top_ids, top, bool(np.isfinite(chosen).all()))
+            sampled = Sampled(token, chosen, top_ids, top, all(map(math.isfinite, chosen.tolist())))
             return TargetStep(name, given, outputs, sampled,
                               outputs[roles["hidden"]] if "hidden" in roles else None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 
@@ -30,9 +30,13 @@ class Timeline:
     def host(timeline: Timeline | None) -> AbstractContextManager[None]:
         return nullcontext() if timeline is None else timeline._span("host")
 
-    @staticmethod
-    def beside(timeline: Timeline | None) -> AbstractContextManager[None]:
-        return nullcontext() if timeline is None else timeline._span("beside")
+    def timed(self, kind: str, work: Callable[[], None]) -> Callable[[], None]:
+        """The same work, recorded."""
+        def recorded() -> None:
+            with self._span(kind):
+                work()
+
+        return recorded
 
     @staticmethod
     def device(timeline: Timeline | None) -> AbstractContextManager[None]:

@@ -88,6 +88,8 @@ class CpuDevice(StateAccess):
         self._arena, self._scratch = aligned(arena), aligned(self._stride * self.num_threads)
         if poison:
             self._scratch[...] = POISON
+        self._entries = {name: getattr(self._library, f"deepinfer_{name}")
+                         for name in program.phases}
         self._bindings = {
             name: Binding(program, phase, self.sizes, self._fixed_pointers(phase), self._arena)
             for name, phase in program.phases.items()}
@@ -180,7 +182,7 @@ class CpuDevice(StateAccess):
         if self.launch_ns is not None:
             step.times = self.launch_ns[phase.name].ctypes.data
         self.calls += 1
-        ran = getattr(self._library, f"deepinfer_{phase.name}")(ctypes.byref(step))
+        ran = self._entries[phase.name](ctypes.byref(step))
         if ran != len(phase.launches):
             raise ProgramError(f"{ran} launches ran, expected {len(phase.launches)}",
                                where=f"phase {phase.name}", next="compile the Program again")
