@@ -45,7 +45,7 @@ class Device(Protocol):
         """Replace them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes longer to make, and the device waits
 class TargetStep:
     """What the target made of a batch.
 

@@ -244,7 +244,7 @@ class _Stack:
         return joined.reshape(len(self._masks), mask_words(vocab_size))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes longer to make, and the device waits
 class Sampled:
     """The sampler's outputs of one step, by sampled row.
 

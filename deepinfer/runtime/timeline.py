@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+_NOTHING = nullcontext()
+
 
 class Timeline:
     """When the host and the device worked: to count how much host work is hidden.
@@ -28,7 +30,7 @@ class Timeline:
 
     @staticmethod
     def host(timeline: Timeline | None) -> AbstractContextManager[None]:
-        return nullcontext() if timeline is None else timeline._span("host")
+        return _NOTHING if timeline is None else timeline._span("host")
 
     def timed(self, kind: str, work: Callable[[], None]) -> Callable[[], None]:
         """The same work, recorded."""
@@ -40,7 +42,7 @@ class Timeline:
 
     @staticmethod
     def device(timeline: Timeline | None) -> AbstractContextManager[None]:
-        return nullcontext() if timeline is None else timeline._span("device")
+        return _NOTHING if timeline is None else timeline._span("device")
 
     def hidden(self) -> float:
         """The share of host time during which the device worked."""

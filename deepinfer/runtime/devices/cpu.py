@@ -186,7 +186,8 @@ class CpuDevice(StateAccess):
         if ran != len(phase.launches):
             raise ProgramError(f"{ran} launches ran, expected {len(phase.launches)}",
                                where=f"phase {phase.name}", next="compile the Program again")
-        return {name: array.copy() for name, array in call.outputs} | call.traced
+        made = {name: array.copy() for name, array in call.outputs}
+        return made | call.traced if call.traced else made
 
     def step_sizes(self, phase_name: str, inputs: Mapping[str, Array]) -> dict[str, int]:
         """Sizes of this step, from the inputs' shapes; each must be within its maximum."""
