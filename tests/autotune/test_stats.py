@@ -67,3 +67,18 @@ def test_slower_anywhere_loses():
 
 def test_geomean():
     assert geomean([1, 4]) == pytest.approx(2) and geomean([3]) == pytest.approx(3)
+
+
+def test_noise_does_not_hide_a_loss():
+    """At a noisy point nothing is outside the noise; a median 5 % above the default's loses."""
+    noisy = {0: [timing(1124, 30), timing(4452)], 1: [timing(1180, 30), timing(4076)],
+             2: [timing(1130, 30), timing(4200)]}
+    assert not faster(noisy[0][0], noisy[1][0])
+    assert decide(noisy).winner == 2
+
+
+def test_what_gains_nothing_over_all_points_does_not_win():
+    times = {0: [timing(1000), timing(1000), timing(1000)],
+             1: [timing(1009), timing(1009), timing(985)]}
+    assert faster(times[1][2], times[0][2]) and not faster(times[0][0], times[1][0])
+    assert decide(times).winner == 0

@@ -78,7 +78,7 @@ struct DiTask {
 
 // Thread t of n runs items [items*t/n, items*(t+1)/n): a static cut, the caller is thread 0.
 //
-// Who waits spins for a while, some 50 us, and then sleeps; with more threads than processors he
+// Who waits spins for a while, some 300 us, and then sleeps; with more threads than processors he
 // sleeps at once, because whom he waits for may need his. No wake-up is lost: `epoch_` is raised,
 // and `left_` seen to be zero, under the mutex that the sleeper holds while he looks.
 //
@@ -89,7 +89,7 @@ class DiPool {
  public:
   explicit DiPool(int threads)
       : threads_(threads < 1 ? 1 : threads),
-        spins_((unsigned)(threads_ - 1) >= std::thread::hardware_concurrency() ? 0 : 4000) {
+        spins_((unsigned)(threads_ - 1) >= std::thread::hardware_concurrency() ? 0 : 16000) {
     try {
       for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
     } catch (...) {  // the system has no more threads: end those that started
