@@ -93,9 +93,9 @@ def decide(times: Mapping[int, Sequence[Timing]]) -> Verdict:
 
     A schedule can win only if it is faster than the default at one point outside the noise, at all
     points together, and slower at none: not outside the noise, and not by more than ``FLOOR`` in
-    the medians either, because in enough noise nothing is ever shown to be slower. Of these the one with the largest mean gain is best; the winner is the lowest
-    id among those that the best one does not beat outside the noise, so that equal schedules give
-    the same answer every time.
+    the medians either, because in enough noise nothing is ever shown to be slower. Of these the
+    one with the largest mean gain is best; the winner is the lowest id among those that the best
+    one does not beat outside the noise, so that equal schedules give the same answer every time.
 
     Args:
         times: id -> timing at each point; 0 is there.
