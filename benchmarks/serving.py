@@ -229,16 +229,15 @@ def decode_items(program: Program) -> list[int]:
 @case
 def overhead(args: argparse.Namespace) -> Iterator[Record]:
     """Python and launches in a decode step at batch 1: the step without its native call, and as
-    many empty launches as the step has, on all threads or alone as its kernels' items ask for. On
-    the model, and on the bundled one; with overlap and
-    without, because host work beside a call still takes its processor from the threads of a pool
-    that has one on each."""
+    many empty launches as the step has: on all threads, or on the caller alone where there is one
+    item. On the model, and on the bundled one; with overlap and without, because host work beside
+    a call still takes its processor from the threads of a pool that has one on each."""
     from deepinfer.commands.make_model import default_model
 
-    empty = []
-    for threads in (1, args.threads):
+    empty: dict[bool, float] = {}  # seconds, by whether all threads take part
+    for shared, threads in ((False, 1), (True, args.threads)):
         clock = Clock(args.isa, threads)
-        empty.append(statistics.median(clock.launches(policy(False), 200)) * 1e-9)
+        empty[shared] = statistics.median(clock.launches(policy(False), 200)) * 1e-9
         clock.close()
     models = [(model_of(args.model), Path(args.model).name)]
     if not args.smoke:
@@ -254,8 +253,8 @@ def overhead(args: argparse.Namespace) -> Iterator[Record]:
                     walls += running.run(1)
                     natives.append(spent() - before)
             running.close()
-            shared = [items > 1 for items in decode_items(llm.program)]
-            launches = sum(empty[split] for split in shared)
+            split = [items > 1 for items in decode_items(llm.program)]
+            launches = sum(map(empty.__getitem__, split))
         python = [w - n for w, n in zip(walls, natives, strict=True)]
         shares = [(p + launches) / w for p, w in zip(python, walls, strict=True)]
         params = {"model": name, "threads": args.threads, "overlap": overlap}
@@ -264,8 +263,8 @@ def overhead(args: argparse.Namespace) -> Iterator[Record]:
         goal = ({"goal": "<= 150", "holds": total <= 150e-6, "median": 1e6 * total,
                  "upper": 1e6 * total} if name == "bundled" and overlap else {})
         yield Record("overhead", params, tuple(1e6 * (p + launches) for p in python), "us",
-                     {"launches_us": 1e6 * launches, "launches": len(shared),
-                      "shared": sum(shared), "step_us": 1e6 * statistics.median(walls)
+                     {"launches_us": 1e6 * launches, "launches": len(split),
+                      "shared": sum(split), "step_us": 1e6 * statistics.median(walls)
                       } | goal)
         yield ratio_record("overhead share", params, bound,
                            Goal(most=0.05) if name != "bundled" and overlap else None)
