@@ -15,7 +15,8 @@ reads that file; it never tunes. The command is ``deepinfer-tune``.
     search.py     halving and exhaustive search of one kernel, resumable at every measurement
     session.py    a run over many kernels: budget, interruption, progress
     store.py      the database: content-addressed rows; transfer.py exports, merges and collects
-    model.py      ranking without a device, labelled *modelled*
+    model.py      what a schedule should take, labelled *modelled*; modelling.py without a device
+    ranking.py    which schedules halving visits: the model's best and earlier winners
     results.py    what the rows say: landscape, duel, verdict
     shipping.py   writes schedules.json; verify.py gates and times what stands there
     report.py     text and HTML

@@ -63,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("--op", nargs="+", action="extend", default=[], metavar="NAME", dest="ops",
                       help="only kernels of these ops")
     tune.add_argument("--rows", type=_rows, metavar="1,16,256", help="row counts to tune at")
-    tune.add_argument("--mode", choices=("halving", "exhaustive"), default="halving")
+    tune.add_argument("--mode", choices=("halving", "exhaustive"), default="halving",
+                      help="halving visits the default, what ships or won before, and the quarter "
+                      "that a static model ranks best; exhaustive visits all (%(default)s)")
     tune.add_argument("--budget", type=length_of_time, metavar="TIME",
                       help="stop after 90, 90s, 5m, 2h")
     tune.add_argument("--isa", choices=ISA_LEVELS, help="level of target cpu (highest of here)")

@@ -178,15 +178,17 @@ def status(args: argparse.Namespace) -> int:
         runs.append({"run": name, "begun": begun // 10**9, "state": state, "kernels": len(tasks),
                      "done": duels, "visits": samples})
     bad = quarantine(store)
+    found = {m: results(store, m) for m in machines(store)}
     known = {m: {"cpu": b["cpu"], "isa": b["isa"], "threads": b["threads"],
-                 "kernels": len(results(store, m))} for m, b in machines(store).items()}
+                 "kernels": len(found[m]), "not_visited": sum(len(r.unvisited()) for r in found[m])}
+             for m, b in machines(store).items()}
     if args.json:
         print(json.dumps({"runs": runs, "machines": known, "quarantined": bad,
                           "conflicts": transfer.conflicts(store)}))
         return 0
     print(table([("run", "state", "kernels duelled", "visits"), *(
         (r["run"], r["state"], f"{r['done']}/{r['kernels']}", r["visits"]) for r in runs)]))
-    print(table([("machine", "cpu", "isa", "threads", "kernels"), *(
+    print(table([("machine", "cpu", "isa", "threads", "kernels", "schedules not visited"), *(
         (m[:12], *b.values()) for m, b in known.items())]))
     for name, reasons in bad.items():
         print(f"quarantined {name}: {'; '.join(reasons)}")

@@ -1,4 +1,4 @@
-"""How much a search measures: rungs that prune, then a duel of what is left."""
+"""How much a search measures: what it visits, rungs that prune, then a duel of what is left."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ class Effort:
     """How much to measure.
 
     Args:
-        mode: "halving" prunes before the duel, "exhaustive" lets all schedules duel.
+        mode: "halving" visits the static model's best and prunes them before the duel,
+            "exhaustive" lets all schedules duel.
         repeats: runs of a visit. visits: of each finalist, in turns.
-        enough: visits after which halving ends the duel at a point where all is decided.
+        enough: visits after which halving ends the duel at a point where all is settled.
         finalists: that halving leaves of a phase, the default included.
-        eta: one in so many survives a rung, and has so many times the time in the next.
+        eta: one in so many is visited and survives a rung, and has so many times the time in the
+            next.
         fresh: measure even what the database has.
     """
 
@@ -40,6 +42,13 @@ class Effort:
     finalists: int = 2
     eta: int = 4
     fresh: bool = False
+
+    def visited(self, schedules: int) -> int:
+        """How many of a space are built, gated and timed at all, the default included; the static
+        model is the rung before the first."""
+        if self.mode == "exhaustive":
+            return schedules
+        return min(schedules, self.survivors(schedules))
 
     def rungs(self, schedules: int) -> tuple[Rung, ...]:
         """The rounds of pruning; none where all may duel at once."""
@@ -55,9 +64,12 @@ class Effort:
         """How many go on from a rung, the default included."""
         return max(self.finalists, -(-schedules // self.eta))
 
-    def may_end(self, visits: int) -> bool:
-        """Whether a duel of so many visits may end if all is decided."""
-        return self.mode == "halving" and visits >= self.enough
+    def least(self, rivals: int) -> int:
+        """Visits to a point that a duel of so many makes, however clear it is: one where there is
+        only the default, so that its time is known."""
+        if self.mode == "exhaustive":
+            return self.visits
+        return 1 if rivals == 1 else min(self.enough, self.visits)
 
     def visits_of(self, schedules: int, phases: int = 1) -> int:
         """Visits to one point that a search of so many schedules makes at most; each of the phases

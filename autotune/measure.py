@@ -11,6 +11,7 @@ from autotune.building import Built
 from autotune.child import Child, ChildFailed
 from autotune.keys import Machine
 from autotune.lock import exclusive
+from autotune.model import model
 from autotune.space import Candidate, Sizes
 from autotune.worker import candidate_json
 
@@ -29,6 +30,10 @@ class Runner(Protocol):
 
     @property
     def machine(self) -> Machine: ...
+
+    def expected(self, candidate: Candidate, sizes: Sizes) -> float:
+        """Nanoseconds that it should take, before anything is built: to rank, not to report."""
+        ...
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Built | Failure]]:
         """Build all, in any order of completion."""
@@ -75,6 +80,9 @@ class LocalRunner:
     waiting: Callable[[], None] = lambda: None
     _builders: list[Child] = field(default_factory=list)
     _bench: Child = field(default_factory=Child)
+
+    def expected(self, candidate: Candidate, sizes: Sizes) -> float:
+        return model(candidate, sizes, {}, self.machine.threads).ns
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Built | Failure]]:
         with exclusive(self.timeouts.lock, self.waiting):  # compilers are noise to whoever measures

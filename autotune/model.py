@@ -1,7 +1,8 @@
-"""A static cost model: ranks schedules where there is no device to measure on.
+"""A static cost model: ranks schedules before anything is built, whether there is a device or not.
 
 Its numbers are *modelled*: they come from a machine's published facts and a few rules about what a
-knob does, and were compared with no run. They order what to try first; nothing is applied on them.
+knob does, and no measurement is fitted. They order what to try, and halving tries only the first of
+them; nothing is applied on them.
 
     time = launch + max(bytes / bandwidth, operations / peak) / use, of whole waves
 

@@ -98,17 +98,18 @@ class Progress:
         self._event("begin", visits=total, kernels=kernels)
         self.say(f"tuning {kernels} kernels: at most {total} visits")
 
-    def _on_kernel(self, task: Task) -> None:
+    def _on_kernel(self, task: Task, visited: int) -> None:
         self._kernel += 1
         count = len(task.problem.schedules())
         if self._bar is not None:
             self._bar.update(self._task, description=f"{self._kernel}/{self._kernels} "
                              f"{title(task)[:40]}")
         else:
-            self.say(f"[{self._kernel}/{self._kernels}] {title(task)}: {count} schedules at "
+            of = "" if visited == count else f"{visited} of "
+            self.say(f"[{self._kernel}/{self._kernels}] {title(task)}: {of}{count} schedules at "
                      f"{len(task.points)} sizes; {self._done}/{self._total} visits, "
                      f"left {self.left()}, failures {self._failures}")
-        self._event("kernel", kernel=task.problem.key, schedules=count)
+        self._event("kernel", kernel=task.problem.key, schedules=count, visited=visited)
 
     def _on_quarantine(self, candidate: Any, failure: Any) -> None:
         self._failures += 1

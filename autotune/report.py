@@ -28,7 +28,8 @@ class Row:
     Args:
         name, shape, schedule: texts. default_us, best_us: medians. noise: relative error of the
             winner's median. gain: default / winner. over_median: the median schedule of those that
-            were measured / winner. intensity: operations a byte. flops, nbytes: a second reached.
+            were measured / winner. measured, schedules: how many were, of how many.
+            intensity: operations a byte. flops, nbytes: a second reached.
         roof: part of the machine's own ceiling at this intensity; None where it was not measured.
     """
 
@@ -41,6 +42,7 @@ class Row:
     gain: float
     over_median: float
     measured: int
+    schedules: int
     intensity: float
     flops: float
     nbytes: float
@@ -72,7 +74,8 @@ def _row(result: Result, point: Sizes, winner: int, ceilings: Mapping[str, float
     return Row(result.problem.op, result.problem.shape(point), result.schedules[winner],
                default.median / 1000, best.median / 1000, best.error / best.median,
                default.median / best.median, statistics.median(ratios) * default.median
-               / best.median, len(ratios), flops / nbytes, *reached, roof)
+               / best.median, len(ratios), len(result.problem.schedules()), flops / nbytes,
+               *reached, roof)
 
 
 def text(results: Sequence[Result], ceilings: Mapping[str, float] | None,
@@ -82,13 +85,19 @@ def text(results: Sequence[Result], ceilings: Mapping[str, float] | None,
     parts = []
     if rows:
         head = ("op", "shape", "schedule", "default us", "tuned us", "+-%", "gain", "over median",
-                "GB/s", "GFLOP/s", "of roof")
+                "visited", "GB/s", "GFLOP/s", "of roof")
         parts.append(table([head, *(
             (r.name, r.shape, r.schedule, f"{r.default_us:.1f}", f"{r.best_us:.1f}",
              f"{100 * r.noise:.1f}", f"{r.gain:.3f}", f"{r.over_median:.3f}",
+             f"{r.measured}/{r.schedules}",
              f"{r.nbytes / 1e9:.1f}", f"{r.flops / 1e9:.1f}",
              "-" if r.roof is None else f"{r.roof:.2f}") for r in rows)]))
         parts.append(totals(rows))
+    left = sum(len(r.unvisited()) for r in results)
+    if left:
+        parts.append(f"not visited: {left} of {sum(len(r.problem.schedules()) for r in results)} "
+                     "schedules, which the static model did not rank among the best; "
+                     "`tune --mode exhaustive` visits them")
     if ceilings:
         parts.append(f"measured ceilings: {ceilings['flops'] / 1e9:.1f} GFLOP/s of "
                      f"multiply-adds, {ceilings['bytes'] / 1e9:.1f} GB/s read")

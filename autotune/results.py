@@ -56,6 +56,11 @@ class Result:
         chosen = [i for i, p in enumerate(self.points) if points is None or p in points]
         return decide({k: [t[i] for i in chosen] for k, t in self.times.items()})
 
+    def unvisited(self) -> list[str]:
+        """The schedules that no search timed and none refused: halving left them out."""
+        seen = {*self.schedules.values(), *self.quarantined}
+        return [s for s in map(str, self.problem.schedules()) if s not in seen]
+
     def phases(self) -> dict[str, tuple[Sizes, ...]]:
         """Its points by phase."""
         return phases_of(self.points)

@@ -19,7 +19,7 @@ from autotune.keys import compile_body
 from autotune.measure import Failure, Runner
 from autotune.results import phases_of
 from autotune.space import Sizes, Task, digest
-from autotune.stats import Timing, Verdict, apart, decide, geomean
+from autotune.stats import Timing, Verdict, alike, apart, decide, geomean
 from autotune.store import Store
 
 GATE_ROWS = (1, 7, 131)  # one row, a ragged few, and more than any block of rows
@@ -57,7 +57,8 @@ class Search:
         task: kernel and points. runner: of the machine. store: where all goes.
         session: name of the run; only visits of one session are compared with each other.
         effort: how much. tell: hears events. check: called before each step; may end the search by
-            raising. now: nanoseconds, for the samples. only: ids to look at, beside the default.
+            raising. now: nanoseconds, for the samples. only: ids to visit, beside the default;
+            None: all.
     """
 
     def __init__(self, task: Task, runner: Runner, store: Store, session: str, effort: Effort, *,
@@ -250,15 +251,15 @@ class Search:
             best = [i for i in best if scores[i] < HOPELESS]
         return sorted([0, *best[:left - 1]])
 
-    def _duel_session(self, alive: Sequence[int]) -> str:
-        """The latest session that ended a duel of all of ``alive``, as they are now, at these
-        points, with as many visits; else this one."""
+    def _duel_session(self, alive: Sequence[int], needed: dict[Sizes, dict[int, int]]) -> str:
+        """The latest session that ended a duel of all of ``alive``, as they are now, with the
+        visits ``needed`` of each at these points; else this one."""
         if self.effort.fresh:
             return self.session
         common = [d["session"] for d in self.store.facts(
             self.store.kernel(self.task.problem), "duel")
             if d["machine"] == self.runner.machine.id and d["visits"] >= self.effort.visits
-            and d["enough"] >= self._least() and {*alive} <= {*d["places"]}]
+            and d["enough"] >= self.effort.least(2) and {*alive} <= {*d["places"]}]
         latest: dict[str, int] = {}
         for index in alive:
             for sizes in self.task.points:
@@ -267,26 +268,25 @@ class Search:
                     if rung == DUEL and session in common:
                         done[session] = done.get(session, 0) + 1
                         latest[session] = len(latest)
-                common = [s for s in common if done.get(s, 0) >= self._least()]
+                common = [s for s in common if done.get(s, 0) >= needed[sizes][index]]
         return max(common, key=lambda s: latest[s]) if common and (
             self.session not in common) else self.session
 
-    def _least(self) -> int:
-        """Visits that a duel makes at every point, however clear it is."""
-        return next(v for v in range(1, self.effort.visits + 1)
-                    if v == self.effort.visits or self.effort.may_end(v))
-
     def _duel(self, finalists: dict[tuple[Sizes, ...], list[int]]) -> None:
+        """Visits in turns: of the rivals at each point, and one of what only another phase left,
+        so that every finalist has a time everywhere."""
         alive = sorted({i for left in finalists.values() for i in left})
-        session = self._duel_session(alive)
+        at = {p: left for points, left in finalists.items() for p in points}
+        session = self._duel_session(alive, {p: {
+            i: self.effort.least(len(rivals)) if i in rivals else 1 for i in alive}
+            for p, rivals in at.items()})
         visits: dict[Sizes, dict[int, list[tuple[int, ...]]]] = {}
-        for sizes, rivals in [(p, left) for points, left in finalists.items() for p in points]:
+        for sizes, rivals in at.items():
             found = visits[sizes] = {}
             for visit in range(self.effort.visits):
-                if self.effort.may_end(visit) and self._decided(found, rivals):
+                if visit >= self.effort.least(len(rivals)) and self._settled(found, rivals):
                     break
-                rest = rivals if self.effort.may_end(visit) else alive
-                for index in self._in_turn(rest, DUEL + visit):
+                for index in self._in_turn(rivals if visit else alive, DUEL + visit):
                     ns = self._visit(index, sizes, session, DUEL, visit, self.effort.repeats)
                     if ns is not None:
                         found.setdefault(index, []).append(ns)
@@ -299,13 +299,21 @@ class Search:
         if session == self.session:
             self.store.add_fact(self.store.kernel(self.task.problem), "duel", {
                 "machine": self.runner.machine.id, "session": session, "at": self.now(),
-                "visits": self.effort.visits, "enough": self._least(), "places": left,
-                "points": list(self.task.points)})
+                "visits": self.effort.visits, "enough": self.effort.least(2), "places": left,
+                "winners": self._winners(), "points": list(self.task.points)})
         self.tell("verdict", outcome=self.outcome)
 
-    def _decided(self, visits: dict[int, list[tuple[int, ...]]], rivals: Sequence[int]) -> bool:
+    def _winners(self) -> list[str]:
+        """The schedules that win in some phase, or at all points together."""
+        groups = [*phases_of(self.task.points).values(), self.task.points]
+        found = {decide({i: [t for t, p in zip(times, self.task.points, strict=True) if p in points]
+                         for i, times in self.outcome.times.items()}).winner for points in groups}
+        return [str(self.candidates[i].schedule) for i in sorted(found)]
+
+    def _settled(self, visits: dict[int, list[tuple[int, ...]]], rivals: Sequence[int]) -> bool:
         """Whether at a point each of its phase's finalists differs from the default outside the
-        noise."""
+        noise, or so little that no more visits would show it."""
         times = {i: Timing.of(v) for i, v in visits.items()
                  if i in rivals and i not in self.outcome.quarantined}
-        return 0 in times and all(apart(times[0], t) for i, t in times.items() if i)
+        return 0 in times and all(apart(times[0], t) or alike(times[0], t)
+                                  for i, t in times.items() if i)

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.effort import Effort
 from autotune.measure import Runner
+from autotune.ranking import visited, winners
 from autotune.results import phases_of
 from autotune.search import Listener, Outcome, Search
 from autotune.space import Task
@@ -53,16 +54,19 @@ class Session:
                 raise BudgetSpent
 
         self.store.set_state(self.name, "running")
-        total = sum(self.visits_of(t) for t in tasks)
-        done = 0
+        chosen = [visited(t, self.runner, self.effort,
+                          winners(t, self.store, self.runner.machine.id)) for t in tasks]
+        most = [self.effort.visits_of(len(ids), len(phases_of(t.points))) * len(t.points)
+                for t, ids in zip(tasks, chosen, strict=True)]
+        total, done = sum(most), 0
         self.tell("begin", total=total, kernels=len(tasks))
         try:
-            for task in tasks:
-                self.tell("kernel", task=task)
+            for task, ids, visits in zip(tasks, chosen, most, strict=True):
+                self.tell("kernel", task=task, visited=len(ids))
                 search = Search(task, self.runner, self.store, self.name, self.effort,
-                                tell=self.tell, check=check, now=self.now)
+                                tell=self.tell, check=check, now=self.now, only=ids)
                 self.outcomes.append(search.run())
-                done += self.visits_of(task)
+                done += visits
                 self.tell("progress", done=done, total=total)
         except BudgetSpent:
             self.store.set_state(self.name, "budget")
@@ -72,11 +76,6 @@ class Session:
             raise
         self.store.set_state(self.name, "done")
         return "done"
-
-    def visits_of(self, task: Task) -> int:
-        """Visits that the search of a task makes at most."""
-        phases = len(phases_of(task.points))
-        return self.effort.visits_of(len(task.problem.schedules()), phases) * len(task.points)
 
 
 def plan_json(tasks: Sequence[Task], effort: Effort, **settings: Any) -> dict[str, Any]:

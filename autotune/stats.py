@@ -68,6 +68,11 @@ def apart(a: Timing, b: Timing) -> bool:
     return faster(a, b) or faster(b, a)
 
 
+def alike(a: Timing, b: Timing) -> bool:
+    """Whether they are too close for a difference to be shown, however often they are timed."""
+    return abs(a.median / b.median - 1) < FLOOR
+
+
 def geomean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune import keys, search, space
+from autotune import keys, ranking, search, space
 from autotune.building import Built
 from autotune.effort import Effort
 from autotune.keys import Machine, Policy
@@ -66,6 +66,7 @@ class FakeRunner:
     """Times are ``ns(candidate, sizes)`` with a relative ``jitter``.
 
     Args:
+        guess: what the static model is taken to say; None: ``ns``.
         failures: by schedule id and stage ("build", "gate", "time"). bits: by id, where they are
             not "same". source: of the text that it says it built. spent: nanoseconds that its
             visits took, warm-up and all.
@@ -73,6 +74,7 @@ class FakeRunner:
 
     ns: Callable[[Candidate, Sizes], float]
     jitter: float = 0.001
+    guess: Callable[[Candidate, Sizes], float] | None = None
     failures: dict[tuple[int, str], Failure] = field(default_factory=dict)
     bits: dict[int, str] = field(default_factory=dict)
     reference_bits: str = "same"
@@ -86,6 +88,9 @@ class FakeRunner:
         self.before(what, index)
         self.calls.append((what, index))
         return self.failures.get((index, what))
+
+    def expected(self, candidate: Candidate, sizes: Sizes) -> float:
+        return (self.guess or self.ns)(candidate, sizes)
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Built | Failure]]:
         for c in candidates:
@@ -140,20 +145,26 @@ class Heard:
 
 def run_search(runner: FakeRunner, store: Any, session: str = "s", *,
                effort: Effort | None = None, given: Task | None = None,
-               now: Callable[[], int] | None = None) -> search.Outcome:
-    return search.Search(given or task(), runner, store, session, effort or Effort(),
-                         tell=Heard(), check=lambda: None, now=now or Ticks()).run()
+               now: Callable[[], int] | None = None, only: Sequence[int] | None = None
+               ) -> search.Outcome:
+    """As a session does it, where nothing has won before; ``only``: ids, whatever the model says.
+    """
+    what, much = given or task(), effort or Effort()
+    return search.Search(what, runner, store, session, much, tell=Heard(), check=lambda: None,
+                         now=now or Ticks(), only=only or ranking.visited(what, runner, much)).run()
 
 
-def landscape(seed: int, spread: float = 1.0) -> Callable[[Candidate, Sizes], float]:
-    """Times from 1 to 1 + spread, smooth in the knobs with bumps; the best place is anywhere."""
+def landscape(seed: int, spread: float = 1.0, bumps: float = 1.0
+              ) -> Callable[[Candidate, Sizes], float]:
+    """Times from 1 to 1 + spread, smooth in the knobs with bumps; the best place is anywhere.
+    Without the bumps it is what a good model would say."""
 
     def ns(candidate: Candidate, sizes: Sizes) -> float:
         cost, rows = 0.0, dict(sizes).get("rows", 1)
         for name, value in candidate.schedule.items:
             best = int(4 * (noise(seed, name) + 1) / 2)
             cost += abs(value - best) / 6
-        bump = (noise(seed, candidate.schedule.items) + 1) / 4
+        bump = bumps * (noise(seed, candidate.schedule.items) + 1) / 4
         return 20_000 * rows**0.5 * (1 + spread * (cost + bump) / 1.5)
 
     return ns

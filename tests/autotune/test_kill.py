@@ -13,11 +13,11 @@ import pytest
 from autotune.effort import Effort
 from autotune.session import Session, plan_json
 from autotune.store import Store
-from tests.autotune.fakes import FakeRunner, Heard, Ticks, landscape, task, use_space
+from tests.autotune.fakes import SPACE, FakeRunner, Heard, Ticks, landscape, task, use_space
 
 TASKS = [task(width=64 * (i + 1)) for i in range(3)]
 EFFORT = Effort(repeats=8, visits=3)
-BUILDS = 16  # of a task; they are made again by every run, measurements are not
+BUILDS = EFFORT.visited(len(SPACE))  # of a task, and made again by every run, unlike measurements
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,7 @@ def test_the_budget_ends_a_run_and_it_goes_on(tmp_path):
     total = whole_run(tmp_path / "whole.db")
     store, seconds = Store(tmp_path / "t.db"), iter(range(10**6))
     store.save_run("run", 1, "running", plan_json(TASKS, EFFORT))
-    first = Session("run", runner(), store, EFFORT, Heard(), budget=150,
+    first = Session("run", runner(), store, EFFORT, Heard(), budget=100,
                     clock=lambda: next(seconds), now=Ticks())
     assert first.run(TASKS) == "budget" and store.runs()[0][2] == "budget"
     kept = store.query("SELECT count(*) AS n FROM sample")[0]["n"]

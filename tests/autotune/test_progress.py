@@ -31,9 +31,9 @@ def test_plain_lines(tmp_path):
     out = io.StringIO()
     run(tmp_path, out, bits={3: "other"})
     lines = out.getvalue().splitlines()
-    total = 2 * 2 * Effort().visits_of(16, phases=2)
+    total = 2 * 2 * Effort().visits_of(4, phases=2)
     assert lines[0] == f"tuning 2 kernels: at most {total} visits"
-    assert lines[1].startswith("[1/2] silu_mul I=64: 16 schedules at 2 sizes; 0/")
+    assert lines[1].startswith("[1/2] silu_mul I=64: 4 of 16 schedules at 2 sizes; 0/")
     assert "left unknown, failures 0" in lines[1]
     assert "quarantined silu_mul a=0,b=3: mismatch: other bits" in lines[2]
     assert lines[3].startswith("  a=0,b=2 x2.0") and "0 reused" in lines[3]
@@ -47,7 +47,9 @@ def test_events(tmp_path, capsys):
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     kinds = [e["event"] for e in events]
     assert kinds[0] == "begin" and kinds.count("kernel") == kinds.count("verdict") == 2
-    assert 2 * 2 * (16 + 4) < kinds.count("sample") <= events[0]["visits"]
+    assert 2 * 2 * 4 < kinds.count("sample") <= events[0]["visits"]
+    assert [(e["visited"], e["schedules"]) for e in events if e["event"] == "kernel"] == [
+        (4, 16)] * 2
     verdict = next(e for e in events if e["event"] == "verdict")
     assert verdict["winner"] == 2 and verdict["schedule"] == "a=0,b=2"
 

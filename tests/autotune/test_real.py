@@ -15,6 +15,7 @@ from autotune.cli import main, parser
 from autotune.commands import tasks_of_model
 from autotune.keys import Machine, Policy
 from autotune.measure import Failure, LocalRunner
+from autotune.model import model
 from autotune.space import Task
 from autotune.worker import Worker
 from deepinfer.codegen.schedules import read_entries
@@ -93,6 +94,12 @@ def test_a_worker_keeps_the_arrays_of_its_points(task, monkeypatch):
 def test_times(task, runner, built):
     ns = runner.time(task.candidates()[0], built[0], task.points[1], 4)
     assert not isinstance(ns, Failure) and 3 <= len(ns) <= 4 and all(n > 0 for n in ns)
+
+
+def test_what_it_expects_is_modelled_for_its_threads(task, runner):
+    for candidate in task.candidates():
+        for sizes in task.points:
+            assert runner.expected(candidate, sizes) == model(candidate, sizes, {}, 2).ns
 
 
 def test_a_build_that_fails_says_why(task, runner):
