@@ -14,16 +14,15 @@ template <class Format, int R = kFewRows>
 inline void add_few(const TileRun& run, const RowBlock* a, int n) {
   if (n == R) return add_few_rows<Format, R>(run, a);
   if constexpr (R > 3) return add_few<Format, R - 1>(run, a, n);
-  if (n == 2) return add_one<Format, 2, 1>(run, a);
-  if (run.tiles == 2) return add_one<Format, 1, 2>(run, a);
-  add_one<Format, 1, 1>(run, a);
+  if (n == 2) return add_one<2>(run, a);
+  add_one<1>(run, a);
 }
 
-// Up to kRows rows of up to kTiles tiles at once. `shift_rows`: whether it has changed widened rows
+// Up to kRows rows at once. `shift_rows`: whether it has changed widened rows
 // to what `add` wants.
 template <class Format>
 struct Few {
-  enum : int { kRows = 2, kTiles = 1 };
+  enum : int { kRows = 2 };
   static bool shift_rows(RowBlock*, int) { return false; }
   static void add(const TileRun& run, const RowBlock* a, int n) {
     add_direct_rows<Format, kRows>(n, run.w, run.sf, a, run.blocks, run.acc);
@@ -32,7 +31,7 @@ struct Few {
 
 template <>
 struct Few<E4m3> {
-  enum : int { kRows = kFewRows, kTiles = 2 };  // two tiles of one row, else one
+  enum : int { kRows = kFewRows };
   static bool shift_rows(RowBlock* rows, int count) {
     const Vec factor =
         _mm256_castsi256_ps(_mm256_set1_epi32((127 + Widen<E4m3>::kRowShift) << 23));

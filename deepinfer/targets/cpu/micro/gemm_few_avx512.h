@@ -6,10 +6,10 @@
 namespace di_gemm {
 namespace {
 
-// Up to kRows rows of up to kTiles tiles at once.
+// Up to kRows rows at once.
 template <class Format>
 struct Few {
-  enum : int { kRows = 4, kTiles = 1 };
+  enum : int { kRows = 4 };
   // Whether it has changed widened rows to what `add` wants.
   static bool shift_rows(RowBlock*, int) { return false; }
   static void add(const TileRun& run, const RowBlock* a, int n) {

@@ -49,7 +49,7 @@ inline void widen_block(const uint8_t* w, const uint8_t* sf, bool, WeightSlab& s
 // The vector levels have a path of their own for few rows; here it would save nothing.
 template <class Format>
 struct Few {
-  enum : int { kRows = 0, kTiles = 1 };
+  enum : int { kRows = 0 };
   static bool shift_rows(RowBlock*, int) { return false; }
   static void add(const TileRun&, const RowBlock*, int) {}
 };

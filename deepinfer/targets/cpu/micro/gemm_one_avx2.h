@@ -1,72 +1,54 @@
-// One or two rows on AVX2: the even and the odd chains run at once, for one row those of two tiles,
-// so that eight chains hide the latency of an FMA.
+// One or two rows of e4m3 weights on AVX2: the even and the odd chains run at once.
+//
+// One tile at a time: its weights and the next one's are one stream of memory, which prefetching
+// keeps up with; two tiles at once would hide more of an FMA's latency, and measured slower.
 #pragma once
 #include "gemm_rows_avx2.h"
 
 namespace di_gemm {
 namespace {
 
-// `widen` gives four vectors of one K pair's weights, `spread` the row values they multiply, `join`
-// the sums of their chains as even and odd columns.
-template <class Format>
-struct One;
+// The chains of a row: even k and odd k, each of even and of odd columns.
+typedef Vec Chains[2 * kVecs];
 
-// Vectors: even k and odd k, each of even and of odd columns.
-template <>
-struct One<E4m3> {
-  void widen(const uint8_t* w, Vec* out) const {
-    const __m256i pairs = load_bytes(w);
-    split_columns(Widen<E4m3>::codes(_mm256_slli_epi16(pairs, 8)), out);
-    split_columns(Widen<E4m3>::codes(pairs), out + 2);
+template <int R>
+inline __attribute__((always_inline)) void add_pair(const uint8_t* w, bool first, const RowBlock* a,
+                                                    int j, Chains* chain) {
+  Vec even[kVecs], odd[kVecs];
+  Widen<E4m3>::widen<0>(w, first, even);
+  Widen<E4m3>::widen<1>(w, first, odd);
+  for (int r = 0; r < R; ++r) {
+    const Vec xe = broadcast_vec(&a[r].v[0][j]), xo = broadcast_vec(&a[r].v[1][j]);
+    for (int v = 0; v < kVecs; ++v) {
+      chain[r][v] = fma_vec(xe, even[v], chain[r][v]);
+      chain[r][kVecs + v] = fma_vec(xo, odd[v], chain[r][kVecs + v]);
+    }
   }
-  static void spread(const RowBlock& a, int pair, Vec* x) {
-    x[0] = x[1] = broadcast_vec(&a.v[0][pair]);
-    x[2] = x[3] = broadcast_vec(&a.v[1][pair]);
-  }
-  static void join(const Vec* chain, Vec* sum) {
-    for (int v = 0; v < kVecs; ++v) sum[v] = add_vec(chain[v], chain[v + 2]);
-  }
-};
+}
 
-// R rows of T tiles.
-template <class Format, int R, int T>
+// R rows of one tile.
+template <int R>
 __attribute__((noinline)) void add_one(const TileRun& run, const RowBlock* a) {
   const uint8_t *w = run.w, *sf = run.sf;
-  const One<Format> one;
-  Sums total[T][R];
-  for (int t = 0; t < T; ++t)
-    for (int r = 0; r < R; ++r) total[t][r].load(run.acc + t * run.acc_step + r * kCols);
+  Sums total[R];
+  for (int r = 0; r < R; ++r) total[r].load(run.acc + r * kCols);
   for (int b = 0; b < run.blocks; ++b, a += R) {
-    Vec chain[T][R][4];
-    for (int t = 0; t < T; ++t)
-      for (int r = 0; r < R; ++r)
-        for (int c = 0; c < 4; ++c) chain[t][r][c] = zero_vec();
-    for (int t = 0; t < T; ++t) prefetch_block<Format>(w + t * run.w_step);
-#pragma GCC unroll 4
-    for (int j = 0; j < kPairs; ++j) {
-      Vec x[R][4];
-      for (int r = 0; r < R; ++r) One<Format>::spread(a[r], j, x[r]);
-      for (int t = 0; t < T; ++t) {
-        Vec weights[4];
-        one.widen(w + t * run.w_step + j * Format::kPairBytes, weights);
-        for (int r = 0; r < R; ++r)
-          for (int c = 0; c < 4; ++c) chain[t][r][c] = fma_vec(x[r][c], weights[c], chain[t][r][c]);
-      }
-    }
-    for (int t = 0; t < T; ++t) {
-      Vec scale[kVecs], sum[kVecs];
-      Widen<Format>::scales(sf + t * run.sf_step, scale);
-      for (int r = 0; r < R; ++r) {
-        One<Format>::join(chain[t][r], sum);
-        for (int v = 0; v < kVecs; ++v)
-          total[t][r].v[v] = fma_vec(sum[v], scale[v], total[t][r].v[v]);
-      }
-    }
-    w += kPairs * Format::kPairBytes;
-    sf += Format::kScaleBytes;
+    Chains chain[R];
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < 2 * kVecs; ++c) chain[r][c] = zero_vec();
+    prefetch_block<E4m3>(w);
+    add_pair<R>(w, true, a, 0, chain);
+#pragma GCC unroll 15
+    for (int j = 1; j < kPairs; ++j) add_pair<R>(w + j * E4m3::kPairBytes, false, a, j, chain);
+    Vec scale[kVecs];
+    Widen<E4m3>::scales(sf, scale);
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kVecs; ++v)
+        total[r].v[v] = fma_vec(add_vec(chain[r][v], chain[r][kVecs + v]), scale[v], total[r].v[v]);
+    w += kPairs * E4m3::kPairBytes;
+    sf += E4m3::kScaleBytes;
   }
-  for (int t = 0; t < T; ++t)
-    for (int r = 0; r < R; ++r) total[t][r].store(run.acc + t * run.acc_step + r * kCols);
+  for (int r = 0; r < R; ++r) total[r].store(run.acc + r * kCols);
 }
 
 }  // namespace

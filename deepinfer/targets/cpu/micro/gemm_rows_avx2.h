@@ -6,18 +6,12 @@
 // into natural order once per call.
 #pragma once
 #include "gemm_avx2.h"
+#include "gemm_vector.h"
 
 namespace di_gemm {
 namespace {
 
 inline __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
-
-// Asks for a K block that comes soon: the loads' own distance covers too little of what a read from
-// memory takes, and hardware stops at the end of a page.
-template <class Format>
-inline void prefetch_block(const uint8_t* w) {
-  for (int i = 0; i < kPairs * Format::kPairBytes; i += 64) __builtin_prefetch(w + 2048 + i);
-}
 
 // The sums of a row of a tile, even columns and odd columns.
 struct Sums {
@@ -49,8 +43,8 @@ struct Sums {
 // A vector of 16 bf16 columns to its even and its odd columns.
 inline void split_columns(__m256i columns, Vec* out) { split_pairs(columns, out, out + 1); }
 
-// `widen` gives the even or the odd k of two K pairs from `w` on, [pair][even or odd columns];
-// `scales` what the sums of a K block are multiplied by.
+// `widen` gives a K pair's even or odd k: of even and of odd columns; `scales` what the sums of a K
+// block are multiplied by.
 template <class Format>
 struct Widen;
 
@@ -63,12 +57,14 @@ struct Widen<E4m3> {
     // s|7 bits to s|0000|7 bits: shift arithmetically, clear the copies of the sign.
     return _mm256_and_si256(_mm256_srai_epi16(high_bytes, 4), _mm256_set1_epi16((short)0x87F0));
   }
+  // Of one K pair. Even codes are high bytes a byte earlier, which saves a shift; a block's first
+  // pair may have no byte before it.
   template <int odd>
-  static void widen(const uint8_t* w, Vec (&out)[2][kVecs]) {
-    for (int p = 0; p < 2; ++p) {
-      const __m256i pairs = load_bytes(w + p * E4m3::kPairBytes);
-      split_columns(codes(odd ? pairs : _mm256_slli_epi16(pairs, 8)), out[p]);
-    }
+  static void widen(const uint8_t* w, bool first, Vec* out) {
+    const __m256i high_bytes = odd     ? load_bytes(w)
+                               : first ? _mm256_slli_epi16(load_bytes(w), 8)
+                                       : load_bytes(w - 1);
+    split_columns(codes(high_bytes), out);
   }
   static void scales(const uint8_t* sf, Vec* scale) {
     scale[0] = scale[1] =
@@ -82,15 +78,14 @@ inline __attribute__((always_inline)) void run_few(const uint8_t* w, const RowBl
                                                    Vec (&chain)[R][kVecs]) {
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVecs; ++v) chain[r][v] = zero_vec();
-#pragma GCC unroll 8
-  for (int j = 0; j < kPairs; j += 2) {
-    Vec weights[2][kVecs];
-    Widen<Format>::template widen<odd>(w + j * Format::kPairBytes, weights);
-    for (int p = 0; p < 2; ++p)
-      for (int r = 0; r < R; ++r) {
-        const Vec x = broadcast_vec(&a[r].v[odd][j + p]);
-        for (int v = 0; v < kVecs; ++v) chain[r][v] = fma_vec(x, weights[p][v], chain[r][v]);
-      }
+#pragma GCC unroll 16
+  for (int j = 0; j < kPairs; ++j) {
+    Vec weights[kVecs];
+    Widen<Format>::template widen<odd>(w + j * Format::kPairBytes, j == 0, weights);
+    for (int r = 0; r < R; ++r) {
+      const Vec x = broadcast_vec(&a[r].v[odd][j]);
+      for (int v = 0; v < kVecs; ++v) chain[r][v] = fma_vec(x, weights[v], chain[r][v]);
+    }
   }
 }
 

@@ -70,7 +70,7 @@ inline void add_groups(int n, const WeightSlab& slab, const RowBlock* rows, floa
 // Whether all scales of a tile's next `count` K blocks are near 1.
 template <class Format>
 inline bool tile_is_near(const Operands& x, int tile, int block, int count) {
-  return tile < x.tiles && scales_are_near<Format>(TileAt<Format>(x, tile, block, 0).sf, count);
+  return scales_are_near<Format>(TileAt<Format>(x, tile, block, 0).sf, count);
 }
 
 template <class Format>
@@ -79,7 +79,7 @@ inline void add_chunk(const Operands& x, int first, int n) {
   RowBlock widened[kChunkRows];  // [K block][row]; several K blocks at once if the rows are few
   for (int i = 0; i < n; ++i) rows[i] = x.row(first + i);
   const bool few = n <= Few<Format>::kRows;
-  const int step = few ? kChunkRows / n : 1, joint = n == 1 ? Few<Format>::kTiles : 1;
+  const int step = few ? kChunkRows / n : 1;
   for (int b = 0; b < x.blocks; b += step) {
     const int count = x.blocks - b < step ? x.blocks - b : step;
     RowRange range;
@@ -88,14 +88,11 @@ inline void add_chunk(const Operands& x, int first, int n) {
         widen_row<Format>(rows[i] + (b + j) * kBlock, widened[j * n + i], range);
     const bool rows_near = range.is_near();
     const bool shifted = few && rows_near && Few<Format>::shift_rows(widened, n * count);
-    for (int t = 0; t < x.tiles;) {
-      int near = 0;
-      while (rows_near && near < joint && tile_is_near<Format>(x, t + near, b, count)) ++near;
+    for (int t = 0; t < x.tiles; ++t) {
+      const bool near = rows_near && tile_is_near<Format>(x, t, b, count);
       if (few && near) {
-        const TileAt<Format> at(x, t, b, first), next(x, t + 1, b, first);
-        Few<Format>::add({at.w, at.sf, at.acc, next.w - at.w, next.sf - at.sf, next.acc - at.acc,
-                          near, count}, widened, n);
-        t += near;
+        const TileAt<Format> at(x, t, b, first);
+        Few<Format>::add({at.w, at.sf, at.acc, count}, widened, n);
         continue;
       }
       for (int j = 0; j < count; ++j) {
@@ -108,7 +105,6 @@ inline void add_chunk(const Operands& x, int first, int n) {
         add_groups(n, slab, widened + j * n, at.acc);
       }
       if (shifted) Few<Format>::shift_rows(widened, n * count);
-      ++t;
     }
   }
 }

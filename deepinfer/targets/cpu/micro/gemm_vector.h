@@ -59,6 +59,15 @@ inline __attribute__((always_inline)) void add_block(const WeightSlab& w, const 
     }
 }
 
+// Asks for a K block that comes soon: the loads' own distance covers too little of what a read from
+// memory takes, and hardware stops at the end of a page. Tiles follow each other in memory, so that
+// the next one is asked for, too.
+template <class Format>
+inline void prefetch_block(const uint8_t* w) {
+  w += Format::kAhead;
+  for (int i = 0; i < kPairs * Format::kPairBytes; i += 64) __builtin_prefetch(w + i);
+}
+
 // Some K blocks of R rows, widening the weights in registers: for so few rows that a slab of
 // widened weights would be stored and loaded again for little use. `a` is [K block][row].
 template <class Format, int R>
@@ -70,6 +79,7 @@ inline void add_direct(const uint8_t* w, const uint8_t* sf, const RowBlock* a, i
     for (int v = 0; v < kVecs; ++v) total[r][v] = load_vec(acc + r * kCols + v * kLanes);
   for (int b = 0; b < blocks; ++b, a += R) {
     Vec even[R][kVecs], odd[R][kVecs], scale[kVecs];
+    prefetch_block<Format>(w);
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVecs; ++v) even[r][v] = odd[r][v] = zero_vec();
 #pragma GCC unroll 4
