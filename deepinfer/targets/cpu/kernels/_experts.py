@@ -4,6 +4,7 @@ import tilelang.language as T
 
 from deepinfer.targets.base import Spec, grid
 from deepinfer.targets.cpu.dialect import bf16, call, const, dims, f32
+from deepinfer.targets.cpu.kernels._packed import tile_counts
 
 COLUMNS = 16  # of a tile
 ITEMS = "E*B/tiles"
@@ -14,8 +15,13 @@ def space(spec: Spec, least: int = 1):
     experts come before the next tiles, so that every range of items spreads over the experts.
     rows: of a GEMM call. least: the fewest tiles an item may have, a power of two."""
     B = spec.dims["B"]
-    tiles = tuple(t for t in (4, 2, 1, 8) if t >= least and B % t == 0)
-    return grid(tiles=tiles, rows=(96,) if B < 8 else (96, 48))
+    return grid(tiles=tile_counts(B, least, 1), rows=(96,) if B < 8 else (96, 48))
+
+
+def outputs(m: int, tile):
+    """How many outputs a tile has: all of its columns, known beforehand, where none is padded, so
+    that a loop over them vectorises."""
+    return COLUMNS if m % COLUMNS == 0 else T.min(COLUMNS, m - tile * COLUMNS)
 
 
 def gate_up(spec: Spec, store):

@@ -10,13 +10,20 @@ ITEMS = "B*split/tiles"
 FEW = 8  # tiles: too few to spread over the threads, so their rows are split
 
 
+def tile_counts(B: int, least: int, items: int) -> tuple[int, ...]:
+    """Of how many of B tiles an item may be, the default first: more share the widening of the
+    rows, fewer leave items for many threads. Never less than ``least``, a divisor of B, nor so many
+    that there are fewer than ``items``."""
+    order = (8, 4, 2, 16) if B >= 128 else (4, 8, 2, 16) if B >= 16 else (4, 2, 1, 8)
+    return tuple(t for t in order
+                 if t >= least and B % t == 0 and B // t >= items) or (least,)
+
+
 def space(spec: Spec, rows: tuple[int, ...] = (96, 48), least: int = 1):
     """rows: of one GEMM call. tiles: of an item, in one call, which widens the rows once for all of
-    them; never less than ``least``, a divisor of B. split: an item is one of so many ranges of the
-    rows."""
+    them. split: an item is one of so many ranges of the rows."""
     B = spec.dims["B"]
-    tiles = tuple(t for t in (4, 2, 1, 8)
-                  if t == least or (t > least and B % t == 0 and B // t >= 2))
+    tiles = tile_counts(B, least, 2)
     if B < FEW:
         return grid(rows=rows[:1], split=(1, 4), tiles=tiles[::-1])
     return grid(rows=rows, split=(1, 2), tiles=tiles)

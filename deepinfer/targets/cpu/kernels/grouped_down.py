@@ -4,7 +4,7 @@ import tilelang.language as T
 
 from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import bf16, call, dims
-from deepinfer.targets.cpu.kernels._experts import COLUMNS, ITEMS, space
+from deepinfer.targets.cpu.kernels._experts import COLUMNS, ITEMS, outputs, space
 
 
 @kernel("grouped_down", items=ITEMS, space=space)
@@ -32,9 +32,9 @@ def grouped_down(spec: Spec):
                                 T.access_ptr(s2[e, b, 0, 0], "r"), I, count,
                                 tiles, T.access_ptr(acc[0], "w"), 0, type="int32"))
                 for t, i in T.grid(tiles, count):
-                    for c in T.serial(T.min(COLUMNS, m - (b + t) * COLUMNS)):
-                        y[order[first + i], (b + t) * COLUMNS + c] = bf16(
-                            acc[(t * count + i) * COLUMNS + c])
+                    row = order[first + i]
+                    for c in T.serial(outputs(m, b + t)):
+                        y[row, (b + t) * COLUMNS + c] = bf16(acc[(t * count + i) * COLUMNS + c])
                 first = first + count
 
     return body

@@ -4,7 +4,7 @@ import tilelang.language as T
 
 from deepinfer.targets.base import Spec, kernel
 from deepinfer.targets.cpu.dialect import bf16
-from deepinfer.targets.cpu.kernels._experts import COLUMNS, ITEMS, gate_up, space
+from deepinfer.targets.cpu.kernels._experts import COLUMNS, ITEMS, gate_up, outputs, space
 
 
 @kernel("grouped_gate_up", items=ITEMS, space=space)
@@ -14,7 +14,7 @@ def grouped_gate_up(spec: Spec):
     @T.macro
     def store(a, acc, row, first, at, stride, tiles):
         for t in T.serial(tiles):
-            for c in T.serial(T.min(COLUMNS, m - (first + t) * COLUMNS)):
+            for c in T.serial(outputs(m, first + t)):
                 a[row, (first + t) * COLUMNS + c] = bf16(acc[at + t * stride + c])
 
     return gate_up(spec, store)

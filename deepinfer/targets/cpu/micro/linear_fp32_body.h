@@ -6,7 +6,7 @@
 namespace di_linear {
 namespace {
 
-enum : int { kLanes = 16, kRows = 4, kOutputs = 32, kColumns = 512 };
+enum : int { kLanes = 16, kRows = 4, kOutputs = 32, kColumns = 1024 };
 
 // Vectors of GCC and clang. A sum's 16 lanes are kVecs of them.
 #if defined(DI_ISA_AVX2) || defined(DI_ISA_AVX512) || defined(DI_ISA_AMX)
@@ -23,7 +23,9 @@ inline Vec load(const float* p) {
   return x;
 }
 
-// acc[o][r] += the lanes of x[r] * w[o] over `n` columns, a multiple of 16.
+// acc[o][r] += the lanes of x[r] * w[o] over `n` columns, a multiple of 16. Asks for the weights of
+// the next output: hardware takes each output's columns for a stream of their own, too short to
+// be seen in time.
 template <int R>
 inline void add_columns(const float (*x)[kColumns], const float* w, int64_t k, int n, int m,
                         float (*acc)[kRows][kLanes]) {
@@ -31,11 +33,14 @@ inline void add_columns(const float (*x)[kColumns], const float* w, int64_t k, i
     Vec sum[R][kVecs];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVecs; ++v) sum[r][v] = load(&acc[o][r][v * kWidth]);
-    for (int c = 0; c < n; c += kLanes)
+    const float* later = o + 1 < m ? w + (o + 1) * k : w + (o + 1 - m) * k + kColumns;
+    for (int c = 0; c < n; c += kLanes) {
+      __builtin_prefetch(later + c);
       for (int v = 0; v < kVecs; ++v) {
         const Vec weights = load(w + o * k + c + v * kWidth);
         for (int r = 0; r < R; ++r) sum[r][v] += load(&x[r][c + v * kWidth]) * weights;
       }
+    }
     for (int r = 0; r < R; ++r) memcpy(acc[o][r], sum[r], sizeof acc[o][r]);
   }
 }
