@@ -15,7 +15,7 @@ from autotune.inputs import Array, make
 from autotune.keys import Policy
 from autotune.space import Candidate, Problem, Sizes
 from deepinfer.ir.types import Kind, Sym
-from deepinfer.runtime.devices.memory import aligned, own
+from deepinfer.runtime.devices.memory import aligned, own, together
 from deepinfer.targets.base import Extent, Spec
 
 CUTS = 3  # ranges that the gate runs the items in, the last first
@@ -110,15 +110,18 @@ class Stand:
         return digest.hexdigest()
 
     def _argument_sets(self, cold_bytes: int) -> list[tuple[Array, ...]]:
-        """Copies of the weights that together exceed ``cold_bytes``; all else is shared."""
+        """Copies of the weights that together exceed ``cold_bytes``; all else is shared. They lie
+        as in a step, where a file of all weights is mapped, in huge pages if there are any; and as
+        what is read to measure bandwidth."""
         if self._sets[0] != cold_bytes:
             weights = [v.kind is Kind.WEIGHT for v in self.node.inputs]
             each = sum(a.nbytes for a, w in zip(self.arrays, weights, strict=True) if w)
             count = 1 if not each else min(MOST_SETS, 1 + cold_bytes // each)
-            sets = [self.arrays] + [tuple(own(a) if w else a for a, w
-                                          in zip(self.arrays, weights, strict=True))
-                                    for _ in range(count - 1)]
-            self._sets = (cold_bytes, sets)
+            copies = iter(together([a for a, w in zip(self.arrays, weights, strict=True) if w]
+                                   * count))
+            self._sets = (cold_bytes, [tuple(next(copies) if w else a for a, w
+                                             in zip(self.arrays, weights, strict=True))
+                                       for _ in range(count)])
         return self._sets[1]
 
     def time(self, candidate: Candidate, built: Built, policy: Policy, repeats: int) -> list[int]:

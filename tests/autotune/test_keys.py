@@ -61,6 +61,6 @@ def test_the_measurement_key_names_the_machine():
     assert set(body) == {"cpu", "isa", "threads", "cores", "cache_bytes", "versions", "policy",
                          "kernel_source"}
     assert {"compiler", "tilelang", "numpy", "ml_dtypes", "deepinfer-compiler", "libc",
-            "kernel"} == set(body["versions"])
+            "kernel", "stand"} == set(body["versions"])
     assert body["policy"]["cold_bytes"] == 2 * body["cache_bytes"] > 0
     assert body["threads"] == 2 and body["cpu"]

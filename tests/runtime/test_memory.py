@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from deepinfer.runtime.devices.memory import HUGE, aligned, own
+from deepinfer.runtime.devices.memory import HUGE, aligned, own, together
 
 SIZES = [1, 63, 4096, HUGE - 1, HUGE, HUGE + 1, 3 * HUGE + 777]
 
@@ -72,3 +72,16 @@ def flags_at(smaps: str, address: int) -> list[str]:
         elif inside and first == "VmFlags:":
             return line.split()[1:]
     raise AssertionError("the address is not mapped")
+
+
+def test_together():
+    arrays = [np.arange(n, dtype=np.uint16).reshape(shape) for n, shape in
+              ((6, (2, 3)), (0, (0, 4)), (1, ()), (3 * HUGE // 2, (-1, 2)), (5, (5,)))]
+    made = together(arrays)
+    begins = [m.ctypes.data for m in made]
+    assert begins == sorted(begins) and not any(b % 64 for b in begins)
+    assert begins[-1] - begins[0] < sum(a.nbytes + 64 for a in arrays)
+    for copy, array in zip(made, arrays, strict=True):
+        assert (copy.dtype, copy.shape) == (array.dtype, array.shape)
+        assert np.array_equal(copy, array) and not np.shares_memory(copy, array)
+    assert together([]) == []

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,18 @@ def aligned(nbytes: int) -> Array:
 def _slice(raw: Array, nbytes: int, align: int) -> Array:
     begin = -raw.ctypes.data % align
     return raw[begin:begin + nbytes]
+
+
+def together(arrays: Sequence[Array]) -> list[Array]:
+    """Copies of arrays that lie one after the other in such memory, as in a file of weights, each
+    from a multiple of 64 on."""
+    begins = [0, *accumulate(-(-a.nbytes // LINE) * LINE for a in arrays)]
+    room = aligned(begins[-1])
+    made = [room[begin:begin + a.nbytes].view(a.dtype).reshape(a.shape)
+            for begin, a in zip(begins, arrays, strict=False)]
+    for copy, array in zip(made, arrays, strict=True):
+        copy[...] = array
+    return made
 
 
 def own(array: Array) -> Array:

@@ -18,11 +18,12 @@ inline void add_few(const TileRun& run, const RowBlock* a, int n) {
   add_one<1>(run, a);
 }
 
-// Up to kRows rows at once. `shift_rows`: whether it has changed widened rows
+// Up to kRows rows at once, in MXCSR mode kMode. `shift_rows`: whether it has changed widened rows
 // to what `add` wants.
 template <class Format>
 struct Few {
   enum : int { kRows = 2 };
+  enum : uint32_t { kMode = DI_MXCSR_FLUSH };
   static bool shift_rows(RowBlock*, int) { return false; }
   static void add(const TileRun& run, const RowBlock* a, int n) {
     add_direct_rows<Format, kRows>(n, run.w, run.sf, a, run.blocks, run.acc);
@@ -32,6 +33,7 @@ struct Few {
 template <>
 struct Few<E4m3> {
   enum : int { kRows = kFewRows };
+  enum : uint32_t { kMode = DI_MXCSR_FLUSH_RESULTS };
   static bool shift_rows(RowBlock* rows, int count) {
     const Vec factor =
         _mm256_castsi256_ps(_mm256_set1_epi32((127 + Widen<E4m3>::kRowShift) << 23));
@@ -40,9 +42,7 @@ struct Few<E4m3> {
     return true;
   }
   static void add(const TileRun& run, const RowBlock* a, int n) {
-    const uint32_t mode = di_mxcsr_swap(DI_MXCSR_FLUSH_RESULTS);
     add_few<E4m3>(run, a, n);
-    di_mxcsr_swap(mode);
   }
 };
 

@@ -7,6 +7,7 @@
 // rounds to it. The sum of two fp32 values needs no such care: 53 bits suffice (2 x 24 + 2).
 #pragma once
 #include "gemm_formats.h"
+#include "mxcsr.h"
 
 namespace di_gemm {
 namespace {
@@ -50,6 +51,7 @@ inline void widen_block(const uint8_t* w, const uint8_t* sf, bool, WeightSlab& s
 template <class Format>
 struct Few {
   enum : int { kRows = 0 };
+  enum : uint32_t { kMode = DI_MXCSR_FLUSH };
   static bool shift_rows(RowBlock*, int) { return false; }
   static void add(const TileRun&, const RowBlock*, int) {}
 };

@@ -88,13 +88,19 @@ inline void add_chunk(const Operands& x, int first, int n) {
         widen_row<Format>(rows[i] + (b + j) * kBlock, widened[j * n + i], range);
     const bool rows_near = range.is_near();
     const bool shifted = few && rows_near && Few<Format>::shift_rows(widened, n * count);
+    uint32_t mode = DI_MXCSR_FLUSH;  // changed as seldom as can be: it costs as much as a K block
+    const auto enter = [&mode](uint32_t wanted) {
+      if (wanted != mode) di_mxcsr_swap(mode = wanted);
+    };
     for (int t = 0; t < x.tiles; ++t) {
       const bool near = rows_near && tile_is_near<Format>(x, t, b, count);
       if (few && near) {
         const TileAt<Format> at(x, t, b, first);
+        enter(Few<Format>::kMode);
         Few<Format>::add({at.w, at.sf, at.acc, count}, widened, n);
         continue;
       }
+      enter(DI_MXCSR_FLUSH);
       for (int j = 0; j < count; ++j) {
         if (shifted)
           for (int i = 0; i < n; ++i)
@@ -106,6 +112,7 @@ inline void add_chunk(const Operands& x, int first, int n) {
       }
       if (shifted) Few<Format>::shift_rows(widened, n * count);
     }
+    enter(DI_MXCSR_FLUSH);
   }
 }
 
