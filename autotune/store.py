@@ -66,8 +66,13 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise TargetError(f"it cannot be opened as a tuning database: "
+                              f"{getattr(error, 'strerror', None) or error}", where=str(path),
+                              next="name a file with --db") from None
         self._db.row_factory = sqlite3.Row
         try:
             self._db.execute("PRAGMA journal_mode=WAL")

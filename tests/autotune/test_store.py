@@ -105,3 +105,11 @@ def test_runs(store):
 
 def test_schedule_ids_are_places(store):
     assert [c.index for c in task().candidates()] == list(range(len(SPACE)))
+
+
+@pytest.mark.parametrize("name", ["", "notes.txt/t.db"])
+def test_a_place_for_no_file_is_refused(tmp_path, name):
+    (tmp_path / "notes.txt").write_text("dear diary")
+    with pytest.raises(TargetError, match="cannot be opened as a tuning database: ") as caught:
+        Store(tmp_path / name)
+    assert caught.value.next == "name a file with --db" and str(tmp_path) in caught.value.where
