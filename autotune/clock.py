@@ -32,6 +32,7 @@ class Clock:
             getattr(self.native, f"tune_{name}_ops").restype = ctypes.c_int64
         self._pool = ctypes.c_void_p(self.native.tune_pool_create(threads))
         self._read: tuple[tuple[int, int], Array] = ((0, 0), aligned(0))
+        self._turn = 0  # runs so far
 
     def close(self) -> None:
         self.native.tune_pool_destroy(self._pool)
@@ -42,7 +43,9 @@ class Clock:
         """Nanoseconds of each of up to ``repeats`` runs on the pool, as a step runs a kernel.
 
         Args:
-            thunk: native function. sets: its pointers, one list of them after the other in turns.
+            thunk: native function. sets: its pointers, one list of them after the other in turns;
+                where a call ends, the next one of as many sets goes on, so that it meets none that
+                this one left in a cache.
             dims: ctypes array of i32. items: to cut over the threads.
             scratch: of all threads. stride: bytes of one thread's.
         """
@@ -50,10 +53,11 @@ class Clock:
         room = aligned(LINE) if scratch is None else scratch
         got = self.native.tune_time(
             self._pool, thunk, ctypes.c_void_p(table.ctypes.data), table.shape[1], table.shape[0],
-            dims, len(dims), ctypes.c_void_p(room.ctypes.data), ctypes.c_int64(stride),
-            ctypes.c_int64(items), policy.warmup, repeats, policy.least,
+            ctypes.c_int64(self._turn), dims, len(dims), ctypes.c_void_p(room.ctypes.data),
+            ctypes.c_int64(stride), ctypes.c_int64(items), policy.warmup, repeats, policy.least,
             ctypes.c_int64(int(policy.seconds * 1e9)), ctypes.c_void_p(ns.ctypes.data))
         assert got > 0, "the signature holds no more operands than a step's tables"
+        self._turn += policy.warmup + got
         return [int(n) for n in ns[:got]]
 
     def reads(self, nbytes: int, policy: Policy, repeats: int) -> tuple[int, list[int]]:

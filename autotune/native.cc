@@ -26,12 +26,12 @@ DI_EXPORT void tune_part(DiThunk thunk, void* const* args, const int32_t* dims, 
 }
 
 // Runs the kernel as a step does, `warmup` times and then up to `repeats` times, each time on the
-// next of `sets` argument sets; ends early once `limit_ns` have passed and `least` runs are timed.
-// Returns the number of times in `ns`.
+// next of `sets` argument sets, from `first` on; ends early once `limit_ns` have passed and `least`
+// runs are timed. Returns the number of times in `ns`.
 DI_EXPORT int32_t tune_time(void* pool, DiThunk thunk, void* const* args, int32_t num_args,
-                            int32_t sets, const int32_t* dims, int32_t num_dims, uint8_t* scratch,
-                            int64_t stride, int64_t items, int32_t warmup, int32_t repeats,
-                            int32_t least, int64_t limit_ns, int64_t* ns) {
+                            int32_t sets, int64_t first, const int32_t* dims, int32_t num_dims,
+                            uint8_t* scratch, int64_t stride, int64_t items, int32_t warmup,
+                            int32_t repeats, int32_t least, int64_t limit_ns, int64_t* ns) {
   if (num_args > kMaxArgs || num_dims > kMaxDims) return -1;
   DiFloatState state;
   DiTask task;
@@ -43,7 +43,7 @@ DI_EXPORT int32_t tune_time(void* pool, DiThunk thunk, void* const* args, int32_
   const Clock::time_point start = Clock::now();
   int32_t timed = 0;
   for (int32_t run = 0; run < warmup + repeats; ++run) {
-    void* const* set = args + (int64_t)(run % sets) * num_args;
+    void* const* set = args + (first + run) % sets * num_args;
     for (int32_t a = 0; a < num_args; ++a) task.args[a] = set[a];
     const Clock::time_point begin = Clock::now();
     ((DiPool*)pool)->run(task);
