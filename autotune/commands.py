@@ -21,7 +21,7 @@ from autotune.keys import Machine
 from autotune.measure import LocalRunner, Timeouts
 from autotune.modelling import rank
 from autotune.progress import Progress, duration, title
-from autotune.results import Result, machines, quarantine, results
+from autotune.results import Result, last_tuned, machines, quarantine, results
 from autotune.session import Session, find_run, plan_json
 from autotune.space import ROWS, Candidate, Task, tasks_of
 from autotune.store import Store
@@ -142,13 +142,14 @@ def _measure_ceilings(runner: LocalRunner, store: Store) -> None:
 
 
 def _machine_of(store: Store, wanted: str | None) -> tuple[str, dict[str, Any]]:
-    """The machine of this id or start of an id; else the only one, or this one."""
+    """The machine of this id or start of an id; else the only one, or the one of this processor
+    and ISA level that was tuned last: a new compiler makes a new machine."""
     found = machines(store)
     fitting = [m for m in found if wanted is None or m.startswith(wanted)]
     if len(fitting) > 1 and wanted is None:
         here = Machine.here(default_levels()[0]).to_json()
         same = [m for m in fitting if all(found[m][k] == here[k] for k in ("cpu", "isa"))]
-        fitting = [m for m in same if results(store, m)][-1:] or same or fitting
+        fitting = last_tuned(store, same) or same or fitting
     if len(fitting) != 1:
         raise TargetError(f"{len(fitting)} machines fit, expected one of "
                           f"{', '.join(m[:12] for m in found) or 'none'}", where=str(store.path),
@@ -178,10 +179,11 @@ def status(args: argparse.Namespace) -> int:
         runs.append({"run": name, "begun": begun // 10**9, "state": state, "kernels": len(tasks),
                      "done": duels, "visits": samples})
     bad = quarantine(store)
-    found = {m: results(store, m) for m in machines(store)}
+    bodies = machines(store)
+    found = {m: results(store, m) for m in bodies}
     known = {m: {"cpu": b["cpu"], "isa": b["isa"], "threads": b["threads"],
                  "kernels": len(found[m]), "not_visited": sum(len(r.unvisited()) for r in found[m])}
-             for m, b in machines(store).items()}
+             for m, b in bodies.items()}
     if args.json:
         print(json.dumps({"runs": runs, "machines": known, "quarantined": bad,
                           "conflicts": transfer.conflicts(store)}))

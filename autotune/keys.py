@@ -113,7 +113,7 @@ def tool_versions() -> tuple[tuple[str, str], ...]:
     """Compiler and libraries that a measurement may depend on, and how it is taken."""
     found = {"compiler": compiler_version(), "tilelang": tilelang_version(),
              "stand": digest([Path(__file__).with_name(name).read_text(encoding="utf-8")
-                              for name in ("stand.py", "clock.py", "native.cc")]),
+                              for name in ("stand.py", "clock.py", "native.cc", "inputs.py")]),
              "libc": "-".join(platform.libc_ver()), "kernel": platform.release()}
     for name in ("deepinfer-compiler", "numpy", "ml_dtypes"):
         try:

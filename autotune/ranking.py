@@ -19,7 +19,8 @@ from deepinfer.codegen.schedules import path_of, read_entries
 
 
 def visited(task: Task, runner: Runner, effort: Effort, also: Iterable[int] = ()) -> list[int]:
-    """The ids to visit, ascending: the default, the best of the model, and ``also``.
+    """The ids to visit, ascending: the default, the best of the model, and ``also``. One that the
+    gate refuses is not replaced: whether it does is not known beforehand.
 
     Phases may want different schedules, so the best of each are taken in turns, ties to the lowest
     id.
@@ -39,7 +40,8 @@ def visited(task: Task, runner: Runner, effort: Effort, also: Iterable[int] = ()
 
 def winners(task: Task, store: Store, machine: str) -> set[int]:
     """Ids of what won a duel of this kernel on this machine, or ships for it: a search that did
-    not visit them could replace them by something slower."""
+    not visit them could replace them by something slower. Duels of before this was noted do not
+    say who won."""
     problem = task.problem
     names = [str(s) for s in problem.schedules()]
     won = {name for duel in store.facts(store.kernel(problem), "duel")

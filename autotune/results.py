@@ -12,6 +12,7 @@ from autotune.effort import DUEL
 from autotune.space import Problem, Sizes
 from autotune.stats import Timing, Verdict, decide
 from autotune.store import Store
+from deepinfer.targets.base import load_target
 
 PREFILL_ROWS = 64  # points of more rows are prefill's, others are of the phases that decode
 
@@ -50,6 +51,7 @@ class Result:
     times: dict[int, tuple[Timing, ...]] = field(default_factory=dict)
     landscape: dict[tuple[int, Sizes], tuple[float, float]] = field(default_factory=dict)
     quarantined: dict[str, list[str]] = field(default_factory=dict)
+    timed: set[str] = field(default_factory=set)
 
     def verdict(self, points: Sequence[Sizes] | None = None) -> Verdict:
         """Who wins at these points (default: at all)."""
@@ -57,8 +59,11 @@ class Result:
         return decide({k: [t[i] for i in chosen] for k, t in self.times.items()})
 
     def unvisited(self) -> list[str]:
-        """The schedules that no search timed and none refused: halving left them out."""
-        seen = {*self.schedules.values(), *self.quarantined}
+        """The schedules that no search timed and none refused: halving left them out. None of a
+        kernel that is no more."""
+        if self.problem.op not in load_target(self.problem.target).kernels:
+            return []
+        seen = self.timed | {*self.quarantined}
         return [s for s in map(str, self.problem.schedules()) if s not in seen]
 
     def phases(self) -> dict[str, tuple[Sizes, ...]]:
@@ -72,6 +77,14 @@ def machines(store: Store) -> dict[str, dict[str, Any]]:
     found = {r["machine"]: json.loads(r["body"]) for r in rows}
     return {name: {k: v for k, v in body.items() if k != "kernel_source"}
             for name, body in sorted(found.items())}
+
+
+def last_tuned(store: Store, names: Sequence[str]) -> list[str]:
+    """The one of these machines that had the latest duel; none if none had one."""
+    duels = [json.loads(r["detail"])
+             for r in store.query("SELECT detail FROM fact WHERE kind = 'duel'")]
+    latest = {d["machine"]: d["at"] for d in sorted(duels, key=lambda d: int(d["at"]))}
+    return sorted((m for m in names if m in latest), key=lambda m: (latest[m], m))[-1:]
 
 
 def results(store: Store, machine: str) -> list[Result]:
@@ -103,6 +116,7 @@ def _result(store: Store, kernel: str, problem: dict[str, Any], duel: dict[str, 
         place, sizes, ns = row["place"], _sizes(json.loads(row["sizes"])), json.loads(row["ns"])
         rounds.setdefault((row["session"], row["rung"], sizes), {})[place] = statistics.median(ns)
         made.schedules[place] = row["schedule"]
+        made.timed.add(row["schedule"])
         made.sources[place] = json.loads(row["body"])["kernel_source"]
         if (row["session"], row["rung"]) == (made.session, DUEL):
             visits.setdefault((place, sizes, made.sources[place]), []).append(ns)

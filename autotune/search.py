@@ -19,7 +19,7 @@ from autotune.keys import compile_body
 from autotune.measure import Failure, Runner
 from autotune.results import phases_of
 from autotune.space import Sizes, Task, digest
-from autotune.stats import Timing, Verdict, alike, apart, decide, geomean
+from autotune.stats import Timing, Verdict, apart, close, decide, geomean
 from autotune.store import Store
 
 GATE_ROWS = (1, 7, 131)  # one row, a ragged few, and more than any block of rows
@@ -315,5 +315,5 @@ class Search:
         noise, or so little that no more visits would show it."""
         times = {i: Timing.of(v) for i, v in visits.items()
                  if i in rivals and i not in self.outcome.quarantined}
-        return 0 in times and all(apart(times[0], t) or alike(times[0], t)
+        return 0 in times and all(apart(times[0], t) or close(times[0], t)
                                   for i, t in times.items() if i)

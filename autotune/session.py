@@ -54,13 +54,12 @@ class Session:
                 raise BudgetSpent
 
         self.store.set_state(self.name, "running")
-        chosen = [visited(t, self.runner, self.effort,
-                          winners(t, self.store, self.runner.machine.id)) for t in tasks]
-        most = [self.effort.visits_of(len(ids), len(phases_of(t.points))) * len(t.points)
-                for t, ids in zip(tasks, chosen, strict=True)]
-        total, done = sum(most), 0
-        self.tell("begin", total=total, kernels=len(tasks))
         try:
+            chosen = [self._chosen(t) for t in tasks]
+            most = [self.effort.visits_of(len(ids), len(phases_of(t.points))) * len(t.points)
+                    for t, ids in zip(tasks, chosen, strict=True)]
+            total, done = sum(most), 0
+            self.tell("begin", total=total, kernels=len(tasks))
             for task, ids, visits in zip(tasks, chosen, most, strict=True):
                 self.tell("kernel", task=task, visited=len(ids))
                 search = Search(task, self.runner, self.store, self.name, self.effort,
@@ -76,6 +75,20 @@ class Session:
             raise
         self.store.set_state(self.name, "done")
         return "done"
+
+    def _chosen(self, task: Task) -> list[int]:
+        """The ids to visit. A run that goes on visits what it began with, whatever has shipped or
+        won elsewhere since: times are compared within one run."""
+        kernel = self.store.kernel(task.problem)
+        names = [str(s) for s in task.problem.schedules()]
+        for fact in self.store.facts(kernel, "chosen"):
+            if fact["session"] == self.name and {*fact["schedules"]} <= {*names}:
+                return sorted(names.index(n) for n in fact["schedules"])
+        ids = visited(task, self.runner, self.effort,
+                      winners(task, self.store, self.runner.machine.id))
+        self.store.add_fact(kernel, "chosen", {"session": self.name,
+                                               "schedules": [names[i] for i in ids]})
+        return ids
 
 
 def plan_json(tasks: Sequence[Task], effort: Effort, **settings: Any) -> dict[str, Any]:

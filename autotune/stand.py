@@ -117,8 +117,8 @@ class Stand:
             weights = [v.kind is Kind.WEIGHT for v in self.node.inputs]
             each = sum(a.nbytes for a, w in zip(self.arrays, weights, strict=True) if w)
             count = 1 if not each else min(MOST_SETS, 1 + cold_bytes // each)
-            copies = iter(together([a for a, w in zip(self.arrays, weights, strict=True) if w]
-                                   * count))
+            own_weights = [a for a, w in zip(self.arrays, weights, strict=True) if w]
+            copies = iter(own_weights if count == 1 else together(own_weights * count))
             self._sets = (cold_bytes, [tuple(next(copies) if w else a for a, w
                                              in zip(self.arrays, weights, strict=True))
                                        for _ in range(count)])

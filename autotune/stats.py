@@ -19,13 +19,14 @@ class Timing:
 
     Args:
         median, mad: nanoseconds; the median absolute deviation of single runs.
-        error: standard error of the median. samples: runs behind it.
+        error: standard error of the median. samples: runs behind it. visits: that they are from.
     """
 
     median: float
     mad: float
     error: float
     samples: int
+    visits: int
 
     @staticmethod
     def of(visits: Sequence[Sequence[int]]) -> Timing:
@@ -42,7 +43,7 @@ class Timing:
         inside = statistics.median(
             [_mad(v) for v in visits]) * MAD_TO_SIGMA * MEDIAN_ERROR / math.sqrt(len(runs))
         between = _mad(medians) * MAD_TO_SIGMA * MEDIAN_ERROR / math.sqrt(len(medians))
-        return Timing(center, spread, max(inside, between), len(runs))
+        return Timing(center, spread, max(inside, between), len(runs), len(visits))
 
     @property
     def low(self) -> float:
@@ -59,8 +60,9 @@ def _mad(values: Sequence[float]) -> float:
 
 
 def faster(a: Timing, b: Timing) -> bool:
-    """Whether ``a`` is faster than ``b`` outside the noise."""
-    return a.high < b.low
+    """Whether ``a`` is faster than ``b`` outside the noise; a single visit of one of them, which
+    tells nothing of the noise between visits, never shows it."""
+    return min(a.visits, b.visits) > 1 and a.high < b.low
 
 
 def apart(a: Timing, b: Timing) -> bool:
@@ -68,8 +70,8 @@ def apart(a: Timing, b: Timing) -> bool:
     return faster(a, b) or faster(b, a)
 
 
-def alike(a: Timing, b: Timing) -> bool:
-    """Whether they are too close for a difference to be shown, however often they are timed."""
+def close(a: Timing, b: Timing) -> bool:
+    """Whether their medians differ by less than what is ever called a difference."""
     return abs(a.median / b.median - 1) < FLOOR
 
 

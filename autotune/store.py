@@ -61,7 +61,7 @@ class Store:
         path: of the file; it is made on first use.
 
     Raises:
-        TargetError: it is no tuning database, or one of another version.
+        TargetError: it cannot be opened, is no tuning database, or one of another version.
     """
 
     def __init__(self, path: Path) -> None:

@@ -97,8 +97,9 @@ def _estimate(task: Task, seconds: Sequence[float], machine: Machine, efforts: S
         total += visited * BUILD / machine.cores + (5 + len(seconds)) * START
         for each in seconds:
             full = min(each * (policy.warmup + effort.repeats), policy.seconds + 3 * each) + 0.003
-            short = visited if effort.rungs(visited) else 0  # visits of the first rung
-            total += full * (effort.visits_of(visited) - short) + (full / 4 + 0.003) * short
+            rungs = effort.rungs(visited)
+            short, part = (visited, rungs[0].share) if rungs else (0, 1.0)  # of the first rung
+            total += full * (effort.visits_of(visited) - short) + (full * part + 0.003) * short
             total += 3 * visited * each * machine.threads + visited * 0.01  # gate, on one thread
     return total + 4 * rounds * sum(7 * each + 0.001 for each in seconds)
 

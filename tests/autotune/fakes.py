@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune import keys, ranking, search, space
+from autotune import keys, ranking, results, search, space
 from autotune.building import Built
 from autotune.effort import Effort
 from autotune.keys import Machine, Policy
@@ -41,7 +41,7 @@ def fake_target(schedules: Sequence[Schedule]) -> Target:
 def use_space(monkeypatch: pytest.MonkeyPatch, schedules: Sequence[Schedule] = SPACE) -> None:
     """Let problems of the target "fake" have these schedules."""
     target = fake_target(schedules)
-    for module in (space, keys):
+    for module in (space, keys, results):
         monkeypatch.setattr(module, "load_target", lambda name: target)
     keys.sources_digest.cache_clear()
 

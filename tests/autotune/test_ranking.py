@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from autotune.cli import main
 from autotune.effort import Effort
 from autotune.ranking import visited, winners
 from autotune.report import rows_of_report, text
-from autotune.results import quarantine, results
+from autotune.results import Result, last_tuned, quarantine, results
 from autotune.session import Session
 from autotune.shipping import file_text
 from deepinfer.codegen.schedules import Entry
@@ -129,3 +130,32 @@ def test_what_ships_is_visited(tmp_path, monkeypatch):
                                (key, "prefill"): Entry(key, "prefill", SPACE[14], {}),
                                ("another", ""): Entry("another", "", SPACE[2], {})}))
     assert winners(task(), store, MACHINE.id) == {11, 14}
+
+
+def test_a_run_that_goes_on_visits_what_it_began_with(tmp_path):
+    """Another run's winner is no part of it: its times would be compared with older ones."""
+    with closing(temporary(tmp_path)) as store:
+        runner, kernel = guess((7, 12, 3)), store.kernel(task().problem)
+        begun = Session("one", runner, store, Effort(), Heard())
+        first = begun._chosen(task())
+        store.add_fact(kernel, "duel", {"machine": MACHINE.id, "session": "else", "at": 1,
+                                        "winners": [str(SPACE[9])]})
+        again = Session("one", runner, store, Effort(), Heard())
+        other = Session("two", runner, store, Effort(), Heard())
+        assert begun._chosen(task()) == again._chosen(task()) == first == [0, 3, 7, 12]
+        assert other._chosen(task()) == [0, 3, 7, 9, 12]
+
+
+def test_the_machine_tuned_last(tmp_path):
+    with closing(temporary(tmp_path)) as store:
+        kernel = store.kernel(task().problem)
+        for at, name in ((3, "b"), (9, "a"), (5, "b"), (7, "c")):
+            store.add_fact(kernel, "duel", {"machine": name, "at": at})
+        assert last_tuned(store, ["a", "b", "c"]) == ["a"]
+        assert last_tuned(store, ["b", "c", "d"]) == ["c"] and last_tuned(store, ["d"]) == []
+
+
+def test_a_kernel_that_is_no_more_has_nothing_unvisited():
+    gone = replace(task().problem, op="gone")
+    assert Result("", gone, "", "").unvisited() == []
+    assert len(Result("", task().problem, "", "").unvisited()) == len(SPACE)

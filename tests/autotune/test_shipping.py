@@ -46,7 +46,7 @@ def path(tmp_path, monkeypatch):
 
 def result(small: dict[int, float], large: dict[int, float], width: int = 64) -> Result:
     """Times of schedules at one row and at 256."""
-    timings = {i: (Timing(small[i], 0, 0, 9), Timing(large[i], 0, 0, 9)) for i in small}
+    timings = {i: (Timing(small[i], 0, 0, 9, 3), Timing(large[i], 0, 0, 9, 3)) for i in small}
     return Result("k", problem(width), MACHINE.id, "s", {i: str(SPACE[i]) for i in small},
                   dict.fromkeys(small, "text"), task().points, timings)
 

@@ -8,7 +8,7 @@ from autotune.stats import FLOOR, Timing, Verdict, decide, faster, geomean
 
 
 def timing(median: float, error: float = 0.0) -> Timing:
-    return Timing(median, error, error, 10)
+    return Timing(median, error, error, 10, 2)
 
 
 def test_of_one_visit():
@@ -82,3 +82,11 @@ def test_what_gains_nothing_over_all_points_does_not_win():
              1: [timing(1009), timing(1009), timing(985)]}
     assert faster(times[1][2], times[0][2]) and not faster(times[0][0], times[1][0])
     assert decide(times).winner == 0
+
+
+def test_one_visit_shows_nothing():
+    """Not even of quiet runs: what differs between visits is not known."""
+    once, often = Timing.of([[90] * 9]), Timing.of([[100] * 9, [100] * 9])
+    assert not faster(once, often) and not faster(Timing.of([[80] * 9, [80] * 9]), once)
+    assert faster(Timing.of([[90] * 9, [90] * 9]), often)
+    assert decide({0: [often], 1: [once]}).winner == 0

@@ -42,7 +42,7 @@ def together(arrays: Sequence[Array]) -> list[Array]:
     begins = [0, *accumulate(-(-a.nbytes // LINE) * LINE for a in arrays)]
     room = aligned(begins[-1])
     made = [room[begin:begin + a.nbytes].view(a.dtype).reshape(a.shape)
-            for begin, a in zip(begins, arrays, strict=False)]
+            for begin, a in zip(begins[:-1], arrays, strict=True)]
     for copy, array in zip(made, arrays, strict=True):
         copy[...] = array
     return made

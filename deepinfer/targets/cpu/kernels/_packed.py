@@ -1,4 +1,4 @@
-"""What the three packed linears share: their schedules, and which tiles and rows an item is."""
+"""What the packed linears share: their schedules, and which tiles and rows an item is."""
 
 import tilelang.language as T
 
@@ -12,8 +12,9 @@ FEW = 8  # tiles: too few to spread over the threads, so their rows are split
 
 def tile_counts(B: int, least: int, items: int) -> tuple[int, ...]:
     """Of how many of B tiles an item may be, the default first: more share the widening of the
-    rows, fewer leave items for many threads. Never less than ``least``, a divisor of B, nor so many
-    that there are fewer than ``items``."""
+    rows, fewer leave items for many threads, which few tiles need and many have anyway. Never fewer
+    than ``least``, a power of two and a divisor of B, nor so many that there are fewer than
+    ``items``, unless ``least`` are."""
     order = (8, 4, 2, 16) if B >= 128 else (4, 8, 2, 16) if B >= 16 else (4, 2, 1, 8)
     return tuple(t for t in order
                  if t >= least and B % t == 0 and B // t >= items) or (least,)

@@ -136,7 +136,9 @@ __attribute__((noinline)) void add_bytes(const uint8_t* w, const uint8_t* sf, co
     for (int v = 0; v < kVecs; ++v) store_vec(acc + r * kCols + v * kLanes, total[r][v]);
 }
 
-enum : int { kByteRows = 4, kByteBlocks = 96 };  // K blocks of all rows made ready at once
+// K blocks of all rows made ready at once: many enough that a tile's weights are read as a stream,
+// and a multiple of any number of rows. 68 KB of stack.
+enum : int { kByteRows = 4, kByteBlocks = 96 };
 
 template <int R>
 inline void add_few_exact(const Operands& x, int first, int n) {

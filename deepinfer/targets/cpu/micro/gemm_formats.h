@@ -84,9 +84,9 @@ constexpr DecodeTable<2, 1> kE2m1Values;
 // value at a time, under a scale of 1.
 enum : int { kNearRow = 40, kNearScale = 60 };
 
-// A format: bytes per K pair, scale bytes per K block, and how many bytes ahead of their use few
-// rows ask for weights (by measurement, AVX2). `decode` gives value * scale rounded to
-// fp32 and flushed: exact in a valid checkpoint.
+// A format: bytes per K pair, scale bytes per K block, and how many bytes before their use few rows
+// ask for weights (found by measuring AVX2). `decode` gives value * scale rounded to fp32 and
+// flushed: exact in a valid checkpoint.
 struct Bf16 {
   enum : int { kPairBytes = 64, kScaleBytes = 0, kAhead = 2048 };
   static float decode(const uint8_t* w, const uint8_t*, int pair, int col, int odd) {

@@ -51,7 +51,7 @@ inline void widen_block(const uint8_t* w, const uint8_t* sf, bool, WeightSlab& s
 template <class Format>
 struct Few {
   enum : int { kRows = 0 };
-  enum : uint32_t { kMode = DI_MXCSR_FLUSH };
+  enum : uint32_t { kMode = DI_MXCSR_FLUSH };  // never entered
   static bool shift_rows(RowBlock*, int) { return false; }
   static void add(const TileRun&, const RowBlock*, int) {}
 };

@@ -9,7 +9,7 @@ namespace di_gemm {
 namespace {
 
 // Rows that share one widening of a weight block. Their own widening is shared by all tiles, and
-// stays in the L1 cache with the accumulators.
+// stays in the L1 cache with the accumulators of a tile.
 enum : int { kChunkRows = 96 };
 
 struct Operands {
@@ -88,7 +88,9 @@ inline void add_chunk(const Operands& x, int first, int n) {
         widen_row<Format>(rows[i] + (b + j) * kBlock, widened[j * n + i], range);
     const bool rows_near = range.is_near();
     const bool shifted = few && rows_near && Few<Format>::shift_rows(widened, n * count);
-    uint32_t mode = DI_MXCSR_FLUSH;  // changed as seldom as can be: it costs as much as a K block
+    // Changed as seldom as can be: it costs as much as a K block. What runs in kMode is noinline
+    // and works on memory, as mxcsr.h asks.
+    uint32_t mode = DI_MXCSR_FLUSH;
     const auto enter = [&mode](uint32_t wanted) {
       if (wanted != mode) di_mxcsr_swap(mode = wanted);
     };

@@ -6,6 +6,7 @@
 namespace di_linear {
 namespace {
 
+// kColumns: a page of each output's weights at a time, so that each page is looked up once.
 enum : int { kLanes = 16, kRows = 4, kOutputs = 32, kColumns = 1024 };
 
 // Vectors of GCC and clang. A sum's 16 lanes are kVecs of them.
@@ -33,7 +34,7 @@ inline void add_columns(const float (*x)[kColumns], const float* w, int64_t k, i
     Vec sum[R][kVecs];
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVecs; ++v) sum[r][v] = load(&acc[o][r][v * kWidth]);
-    const float* later = o + 1 < m ? w + (o + 1) * k : w + (o + 1 - m) * k + kColumns;
+    const float* later = o + 1 < m ? w + (o + 1) * k : w + kColumns;
     for (int c = 0; c < n; c += kLanes) {
       __builtin_prefetch(later + c);
       for (int v = 0; v < kVecs; ++v) {
