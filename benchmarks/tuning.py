@@ -183,11 +183,15 @@ class Bench:
     def totals(self) -> None:
         """Geometric means over all kernels and phases, and the time of the searches."""
         params = {"model": self.args.model, "threads": self.args.threads}
-        goals = {"exhaustive": Goal(0.97), "median": Goal(1.15), "default": Goal(1.0)}
+        goals = {"exhaustive": Goal(0.97), "median": Goal(1.15)}
         for base, rows in self.ratios.items():
             means = tuple(geomean(list(of_round)) for of_round in zip(*rows, strict=True))
-            self.report.add(ratio_record("tuned over, all", params | {"over": base},
-                                         Ratio(means, 0.0, 0.0), goals[base], shapes=len(rows)))
+            ratio = Ratio(means, 0.0, 0.0)
+            # The default is what ships, and equal to it is no miss.
+            more = {"goal": ">= 1 but for noise", "holds": ratio.upper >= 1.0}
+            self.report.add(ratio_record("tuned over, all", params | {"over": base}, ratio,
+                                         goals.get(base), shapes=len(rows),
+                                         **(more if base == "default" else {})))
         counted = {"all": ("all",), "gate and time": ("gate", "time"), **{p: (p,) for p in PARTS}}
         for part, of in counted.items():
             spent = {m: sum(s[p] for s in self.seconds[m] for p in of) for m in MODES}
