@@ -29,7 +29,7 @@ from typing import Any
 
 from contest import Contest, contest
 from pairs import Ratio
-from records import Goal, Record, Report, arguments, ratio_record, settle, shown, told
+from records import Goal, Record, Report, arguments, settle, shown, told
 from searches import PARTS, Mode
 
 from autotune.building import Built
@@ -189,9 +189,9 @@ class Bench:
             ratio = Ratio(means, 0.0, 0.0)
             # The default is what ships, and equal to it is no miss.
             more = {"goal": ">= 1 but for noise", "holds": ratio.upper >= 1.0}
-            self.report.add(ratio_record("tuned over, all", params | {"over": base}, ratio,
-                                         goals.get(base), shapes=len(rows),
-                                         **(more if base == "default" else {})))
+            self.report.add(Record("tuned over, all", params | {"over": base}, means, "ratio",
+                                   told(ratio, goals.get(base)) | {"shapes": len(rows)}
+                                   | (more if base == "default" else {})))
         counted = {"all": ("all",), "gate and time": ("gate", "time"), **{p: (p,) for p in PARTS}}
         for part, of in counted.items():
             spent = {m: sum(s[p] for s in self.seconds[m] for p in of) for m in MODES}

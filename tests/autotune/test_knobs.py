@@ -98,12 +98,12 @@ def test_select_takes_the_shipped_schedule_of_exactly_that_kernel(tmp_path, monk
     cfg = tiny_config()
     sources = build_graphs(cfg, Limits.for_model(cfg))
     graphs = {n: lower_graph(sources[n], CPU) for n in ("prefill", "decode")}
+    monkeypatch.setattr(schedules, "TARGETS", tmp_path)  # where nothing ships yet
+    (tmp_path / "cpu").mkdir()
     before = {n: select(g, CPU) for n, g in graphs.items()}
     first = next(x for x in before["decode"] if x.node.op.name == "packed_linear_fp8")
     other = first.instance.kernel.space(first.instance.spec)[-1]
     key = kernel_key(first.instance.spec)
-    monkeypatch.setattr(schedules, "TARGETS", tmp_path)
-    (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "schedules.json").write_text(
         file_text({(key, "decode"): Entry(key, "decode", other, {})}))
     assert launch_of(first.node, graphs["decode"], CPU).instance.spec.schedule == other

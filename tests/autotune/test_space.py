@@ -9,6 +9,7 @@ from autotune.commands import tasks_of_model
 from autotune.inputs import OF_FP8_ROWS, can_make, make
 from autotune.space import Problem, Task
 from deepinfer.codegen.emit import lower_graph
+from deepinfer.codegen.schedules import kernel_key
 from deepinfer.codegen.select import launch_of
 from deepinfer.compiler import build_graphs
 from deepinfer.errors import TargetError
@@ -27,9 +28,9 @@ def tasks() -> list[Task]:
 def test_every_kernel_of_the_model_once(tasks):
     cfg, cpu = tiny_config(), load_target("cpu")
     graphs = [lower_graph(g, cpu) for g in build_graphs(cfg, Limits.for_model(cfg)).values()]
-    symbols = {launch_of(n, g, cpu).instance.symbol for g in graphs for n in g.nodes}
+    kernels = {kernel_key(launch_of(n, g, cpu).instance.spec) for g in graphs for n in g.nodes}
     keys = [t.problem.key for t in tasks]
-    assert len(keys) == len(set(keys)) == len(symbols)
+    assert len(keys) == len(set(keys)) == len(kernels)
     uses = sum(len(g.nodes) for g in graphs)
     assert 0 < sum(t.uses for t in tasks) <= uses
 
