@@ -32,7 +32,7 @@ class Clock:
             getattr(self.native, f"tune_{name}_ops").restype = ctypes.c_int64
         self._pool = ctypes.c_void_p(self.native.tune_pool_create(threads))
         self._read: tuple[tuple[int, int], Array] = ((0, 0), aligned(0))
-        self._turn = 0  # runs so far
+        self._turn = ctypes.c_int64()  # runs so far
 
     def close(self) -> None:
         self.native.tune_pool_destroy(self._pool)
@@ -53,11 +53,11 @@ class Clock:
         room = aligned(LINE) if scratch is None else scratch
         got = self.native.tune_time(
             self._pool, thunk, ctypes.c_void_p(table.ctypes.data), table.shape[1], table.shape[0],
-            ctypes.c_int64(self._turn), dims, len(dims), ctypes.c_void_p(room.ctypes.data),
-            ctypes.c_int64(stride), ctypes.c_int64(items), policy.warmup, repeats, policy.least,
+            ctypes.byref(self._turn), dims, len(dims), ctypes.c_void_p(room.ctypes.data),
+            ctypes.c_int64(stride), ctypes.c_int64(items), policy.warmup,
+            ctypes.c_int64(int(policy.warm_seconds * 1e9)), repeats, policy.least,
             ctypes.c_int64(int(policy.seconds * 1e9)), ctypes.c_void_p(ns.ctypes.data))
         assert got > 0, "the signature holds no more operands than a step's tables"
-        self._turn += policy.warmup + got
         return [int(n) for n in ns[:got]]
 
     def reads(self, nbytes: int, policy: Policy, repeats: int) -> tuple[int, list[int]]:

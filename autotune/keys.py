@@ -30,7 +30,8 @@ class Policy:
     """How a measurement is taken.
 
     Args:
-        warmup: runs before the clock starts.
+        warmup: runs before the clock starts. warm_seconds: which last that long at least: a core
+            comes to its rate only while it works, and in a step it does.
         seconds: after this long a measurement ends with the repeats it has, if they are enough.
         least: repeats that are.
         cold_bytes: weights are copied until the copies in use exceed this, so that each run finds
@@ -41,6 +42,7 @@ class Policy:
     seconds: float = 0.5
     cold_bytes: int = 0
     least: int = 3
+    warm_seconds: float = 0.005
 
     def part(self, share: float) -> Policy:
         """The policy of a visit that only has a share of the time: one warm-up, two repeats."""

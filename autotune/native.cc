@@ -25,13 +25,14 @@ DI_EXPORT void tune_part(DiThunk thunk, void* const* args, const int32_t* dims, 
   thunk(args, dims, scratch, lo, hi);
 }
 
-// Runs the kernel as a step does, `warmup` times and then up to `repeats` times, each time on the
-// next of `sets` argument sets, from `first` on; ends early once `limit_ns` have passed and `least`
-// runs are timed. Returns the number of times in `ns`.
+// Runs the kernel as a step does, `warmup` times and for `warm_ns`, then up to `repeats` times, each
+// time on the next of `sets` argument sets, which `turn` counts; ends early once `limit_ns` have
+// passed and `least` runs are timed. Returns the number of times in `ns`.
 DI_EXPORT int32_t tune_time(void* pool, DiThunk thunk, void* const* args, int32_t num_args,
-                            int32_t sets, int64_t first, const int32_t* dims, int32_t num_dims,
+                            int32_t sets, int64_t* turn, const int32_t* dims, int32_t num_dims,
                             uint8_t* scratch, int64_t stride, int64_t items, int32_t warmup,
-                            int32_t repeats, int32_t least, int64_t limit_ns, int64_t* ns) {
+                            int64_t warm_ns, int32_t repeats, int32_t least, int64_t limit_ns,
+                            int64_t* ns) {
   if (num_args > kMaxArgs || num_dims > kMaxDims) return -1;
   DiFloatState state;
   DiTask task;
@@ -42,13 +43,14 @@ DI_EXPORT int32_t tune_time(void* pool, DiThunk thunk, void* const* args, int32_
   for (int32_t d = 0; d < num_dims; ++d) task.dims[d] = dims[d];
   const Clock::time_point start = Clock::now();
   int32_t timed = 0;
-  for (int32_t run = 0; run < warmup + repeats; ++run) {
-    void* const* set = args + (first + run) % sets * num_args;
+  while (timed < repeats) {
+    void* const* set = args + (*turn)++ % sets * num_args;
     for (int32_t a = 0; a < num_args; ++a) task.args[a] = set[a];
     const Clock::time_point begin = Clock::now();
     ((DiPool*)pool)->run(task);
     const int64_t took = since(begin);
-    if (run >= warmup) ns[timed++] = took;
+    if (--warmup >= 0 || (!timed && since(start) < warm_ns)) continue;
+    ns[timed++] = took;
     if (timed >= least && since(start) > limit_ns) break;
   }
   return timed;

@@ -29,6 +29,9 @@ def policy(cold: bool = True, seconds: float = 0.3) -> Policy:
     return Policy(seconds=seconds, cold_bytes=2 * last_level_bytes() if cold else 0)
 
 
+WARM = Policy().warm_seconds
+
+
 def matmul_seconds(m: int, n: int, k: int, dtype: str, threads: int, cold_bytes: int
                    ) -> Callable[[], float]:
     """Makes ``x[M,K] @ w[N,K].T`` of torch; what is returned runs it a few times on weights in
@@ -47,12 +50,13 @@ def matmul_seconds(m: int, n: int, k: int, dtype: str, threads: int, cold_bytes:
         took = []
         time.sleep(REST)
         with torch.inference_mode():
-            for run in range(repeats + 1):
+            start = time.perf_counter()
+            while len(took) < repeats:
                 weight = weights[at % len(weights)]
                 at += 1
                 begin = time.perf_counter()
                 torch.nn.functional.linear(x, weight)
-                if run:  # the first one wakes the threads
+                if begin - start > WARM:  # as the clock warms up for kernels
                     took.append(time.perf_counter() - begin)
         time.sleep(REST)
         return statistics.median(took)
